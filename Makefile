@@ -1,0 +1,49 @@
+# Every target does its own set-up: the stamp files make `.venv` on first use and again when
+# pyproject.toml changes. ARGS passes flags on, e.g. `make demo ARGS=--json`.
+
+VENV ?= .venv
+PY := $(VENV)/bin/python
+ARGS ?=
+
+export VENV PYTHON
+
+DEMO := $(VENV)/.installed-demo
+DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint campaign-kill clean FORCE
+
+# A copied or moved checkout must not run the sources of the place it came from.
+moved = $(if $(wildcard $(1)),$(if $(filter-out $(shell cat $(1)),$(CURDIR)),FORCE))
+
+$(DEMO): pyproject.toml scripts/bootstrap $(call moved,$(DEMO))
+	@scripts/bootstrap demo
+
+$(DEV): pyproject.toml scripts/bootstrap $(call moved,$(DEV))
+	@scripts/bootstrap dev
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo '  ARGS="..." passes flags on; PYTHON=/path/to/python picks the interpreter.'
+
+demo: $(DEMO) ## kill a payment agent in the middle, resume it, count the charges (about 10 s)
+	@$(PY) -m surefoot.demo $(ARGS)
+
+test: $(DEV) ## the whole test suite, with a real PostgreSQL
+	@$(PY) -m pytest $(ARGS)
+
+lint: $(DEV) ## ruff, format, mypy, layers
+	@$(PY) -m ruff check
+	@$(PY) -m ruff format --check --quiet
+	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports --no-logo
+
+campaign-kill: $(DEV) ## SIGKILL real processes at every printed barrier
+	@$(PY) -m pytest -m kill -v $(ARGS)
+
+clean: ## remove the environment, caches and build products
+	[ ! -e $(VENV)/.surefoot ] || rm -rf $(VENV)
+	rm -rf .bootstrap.log .mypy_cache .ruff_cache .pytest_cache .import_linter_cache \
+		.hypothesis build dist
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

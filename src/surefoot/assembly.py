@@ -1,0 +1,358 @@
+"""Wires drivers and ports from configuration, once, and keeps what all clones of a saver share.
+
+``Core`` owns the stores, the live sessions, the offload pool and the keeper thread (which
+flushes writes that wait too long, renews leases and gives back what finished runs hold).
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from psycopg_pool import ConnectionPool
+
+from surefoot.config import Limits, ResumePolicy, StoreUrl
+from surefoot.errors import Busy, Closed, Fenced, Misconfigured, SurefootError
+from surefoot.flows import journal, save
+from surefoot.flows.acquire import acquire, release
+from surefoot.flows.chain import Chain
+from surefoot.highwater import PostgresHighWater, SqliteHighWater
+from surefoot.host import LocalHost
+from surefoot.keys import Keyring
+from surefoot.offload import Offload
+from surefoot.ports import ContentStore, HighWater, Host, Ports
+from surefoot.session import RunHandle, Session, Sessions
+from surefoot.store.postgres import PostgresContentStore
+from surefoot.store.sqlite import SqliteContentStore
+
+__all__ = ["Core", "open_core", "open_highwater", "open_store"]
+
+log = logging.getLogger("surefoot")
+T = TypeVar("T")
+_TICK_S = 1.0
+
+
+def open_store(
+    where: str | ConnectionPool[Any], *, schema: str | None, limits: Limits
+) -> ContentStore:
+    """The content store at an address, or behind a connection pool of the caller's.
+
+    Raises:
+        Misconfigured: The address is not understood.
+    """
+    if isinstance(where, ConnectionPool):
+        return PostgresContentStore(where, schema=schema, limits=limits)
+    url = StoreUrl.parse(where, field_name="conn_string")
+    if url.scheme == "sqlite":
+        if schema is not None:
+            raise Misconfigured(field="schema", reason="SQLite has no schemas")
+        return SqliteContentStore(url.target, limits=limits)
+    return PostgresContentStore(url.target, schema=schema, limits=limits)
+
+
+def open_highwater(where: str | HighWater | None, *, limits: Limits) -> HighWater:
+    """The high-water store at an address, or one that the caller made.
+
+    Raises:
+        Misconfigured: None was given, or the address is not understood.
+    """
+    if where is None:
+        raise Misconfigured(
+            field="highwater",
+            reason=(
+                "a high-water store is needed: it is what makes a rollback visible. Pass "
+                "highwater='sqlite:///marks.db' (better: on another disk or host), or "
+                "'postgresql://…' on another server; `surefoot init` makes a local one"
+            ),
+        )
+    if not isinstance(where, str):
+        return where
+    url = StoreUrl.parse(where, field_name="highwater")
+    if url.scheme == "sqlite":
+        return SqliteHighWater(url.target, limits=limits)
+    return PostgresHighWater(url.target, limits=limits)
+
+
+def open_core(
+    conn: str | ConnectionPool[Any],
+    *,
+    highwater: str | HighWater | None,
+    keys: Keyring | None,
+    policy: ResumePolicy | None,
+    limits: Limits | None,
+    schema: str | None,
+    tenant: str,
+) -> Core:
+    """Wires everything. Keys come from the environment when none are given.
+
+    Raises:
+        Misconfigured: An address or a setting is not understood.
+        KeyMissing: There are no keys.
+    """
+    bounds = limits or Limits()
+    ring = keys or Keyring.from_env()
+    marks = open_highwater(highwater, limits=bounds)
+    store = open_store(conn, schema=schema, limits=bounds)
+    return Core(
+        Ports(store, marks, ring, LocalHost(), policy or ResumePolicy(), bounds, tenant),
+        owns_marks=isinstance(highwater, str),
+    )
+
+
+class Core:
+    """What all clones of a saver share."""
+
+    def __init__(self, ports: Ports, *, owns_marks: bool = True) -> None:
+        self.ports = ports
+        self.sessions = Sessions()
+        self.offload = Offload(ports.limits.offload_threads)
+        self._owns_marks = owns_marks
+        self._gate = threading.Lock()
+        self._acquiring: dict[str, threading.Lock] = {}
+        self._wake = threading.Event()
+        self._keeper: threading.Thread | None = None
+        self._closed = False
+        self._durable = False
+        _open_cores.add(self)
+
+    # --- opening and closing --------------------------------------------------------------------
+
+    def setup(self, *, verify_only: bool = False) -> None:
+        """Creates or checks the tables of both stores."""
+        self._alive()
+        self.ports.store.setup(verify_only=verify_only)
+        self.ports.marks.setup(verify_only=verify_only)
+        self.check_durability()
+
+    def check_durability(self) -> None:
+        """Step P0, once per process: both stores keep what they acknowledge."""
+        if not self._durable:
+            self.ports.store.check_durability()
+            self.ports.marks.check_durability()
+            self._durable = True
+
+    def degraded(self) -> bool:
+        """True when both stores are on the same server or in the same file (step P0)."""
+        store = self.ports.store
+        identity = getattr(store, "server_identity", None)
+        return identity is not None and identity() == self.ports.marks.server_identity()
+
+    def _alive(self) -> None:
+        if self._closed:
+            raise Closed(field="saver")
+
+    def close(self) -> None:
+        """Flushes and releases every session, then closes the stores. Idempotent."""
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = True
+        self._wake.set()
+        keeper = self._keeper
+        if keeper is not None and keeper is not threading.current_thread():
+            keeper.join(timeout=10)
+        self.end_all()
+        self.offload.close()
+        self.ports.store.close()
+        if self._owns_marks:
+            self.ports.marks.close()
+        _open_cores.discard(self)
+
+    def end_all(self) -> None:
+        """Ends every live session; failures are logged, the leases then run out by themselves."""
+        for session in self.sessions.all():
+            self._end(session)
+
+    # --- sessions -------------------------------------------------------------------------------
+
+    def load(self, thread: str, run: RunHandle) -> tuple[Session, Chain | None, bool]:
+        """The session of a run that loads its checkpoint; acquired when it has none.
+
+        Returns:
+            The session, the chain as loaded when it was acquired just now, and whether it was.
+
+        Raises:
+            Busy: Another run holds the thread (R12).
+            Refused: The thread may not be resumed.
+        """
+        self._alive()
+        self.check_durability()
+        with self._one_at_a_time(thread):
+            live = self.sessions.get(thread)
+            if live is not None and live.control is run.control and not live.ended:
+                live.check()
+                return live, None, False
+            over = self._supersede(thread)
+            session, chain = acquire(self.ports, thread, run.control, over_epoch=over)
+            session.durability = run.durability
+            session.loop = run.loop
+            if run.writer is not None:
+                session.writer = weakref.ref(run.writer, self._on_run_over(session))
+            self.sessions.put(session)
+        self._start_keeper()
+        self._wake.set()
+        return session, chain, True
+
+    def of_run(self, thread: str, run: RunHandle) -> Session:
+        """The session of a run that saves.
+
+        Raises:
+            Fenced: The run has lost the thread, or never loaded it through this saver.
+        """
+        self._alive()
+        session = self.sessions.of_run(run, thread)
+        if session is None:
+            other = self.sessions.get(thread)
+            raise Fenced(
+                thread=thread,
+                epoch=None,
+                current_epoch=None if other is None else other.epoch,
+                reason="this run does not hold the thread any more",
+            )
+        return session
+
+    def direct(self, thread: str, work: Callable[[], T]) -> T:
+        """A call outside a run: ends what a finished run of this process still holds, then works.
+
+        Raises:
+            Busy: A live run holds the thread.
+        """
+        self._alive()
+        self.check_durability()
+        with self._one_at_a_time(thread):
+            self._supersede(thread)
+            return work()
+
+    def _supersede(self, thread: str) -> int | None:
+        """Ends a session whose run is over; refuses at once when its run is alive.
+
+        Returns:
+            The epoch of a session whose lease could not be given back, so that the next
+            acquisition may take over from it.
+        """
+        live = self.sessions.get(thread)
+        if live is None:
+            return None
+        if not live.is_over():
+            gc.collect()  # a run that ended in an error lives on in its traceback's cycle
+        if not live.is_over():
+            raise Busy(
+                what=f"thread {thread!r}",
+                holder="another run of this process",
+                left_ms=max(live.lease_until_ms - self.ports.host.monotonic_ms(), 0),
+            )
+        self._end(live)
+        return live.epoch
+
+    def _end(self, session: Session) -> None:
+        try:
+            if session.latched is None:
+                save.flush(self.ports, session, everything=True)
+            release(self.ports, session)
+        except SurefootError as error:
+            log.warning("thread %r was not given back: %s", session.identity.thread, error)
+            session.ended = True
+        self.sessions.drop(session)
+
+    def _one_at_a_time(self, thread: str) -> threading.Lock:
+        with self._gate:
+            if len(self._acquiring) > 4_096:
+                self._acquiring = {k: v for k, v in self._acquiring.items() if v.locked()}
+            return self._acquiring.setdefault(thread, threading.Lock())
+
+    def _on_run_over(self, session: Session) -> Callable[[object], None]:
+        core, held = weakref.ref(self), weakref.ref(session)
+
+        def over(_: object) -> None:
+            # Runs inside the garbage collector: only wake the keeper, do no I/O here.
+            alive, ended = core(), held()
+            if alive is not None and ended is not None:
+                alive._wake.set()
+
+        return over
+
+    # --- the keeper -------------------------------------------------------------------------------
+
+    def _start_keeper(self) -> None:
+        with self._gate:
+            if self._closed or (self._keeper is not None and self._keeper.is_alive()):
+                return
+            self._keeper = threading.Thread(
+                target=_keep, args=(weakref.ref(self), self._wake), name="surefoot-keeper", daemon=True
+            )
+            self._keeper.start()
+
+    def nudge(self) -> None:
+        """Tells the keeper that writes are waiting."""
+        self._wake.set()
+
+    def keep_once(self) -> float | None:
+        """One round of the keeper.
+
+        Returns:
+            Seconds until the next round is due, or None when nothing is live.
+        """
+        sessions = self.sessions.all()
+        if not sessions:
+            return None
+        now = self.ports.host.monotonic_ms()
+        due = _TICK_S
+        for session in sessions:
+            if session.writer is not None and session.writer() is None:
+                self._end(session)
+                continue
+            if session.latched is None:
+                due = min(due, self._tend(session, now))
+        return due
+
+    def _tend(self, session: Session, now: int) -> float:
+        limits, policy = self.ports.limits, self.ports.policy
+        due = _TICK_S
+        try:
+            with session.queue_lock:
+                oldest = min((p.since_ms for p in session.queue), default=None)
+            if oldest is not None:
+                left = oldest + limits.flush_after_ms - now
+                if left <= 0:
+                    save.flush(self.ports, session, everything=False)
+                else:
+                    due = left / 1000
+            if session.lease_until_ms and session.lease_until_ms - now < policy.lease_ttl_ms * 2 // 3:
+                journal.renew(self.ports, session)
+            if not session.swept and now - session.idle_since_ms > 2_000:
+                session.swept = True
+                gc.collect()  # a run that ended in an error or a static interrupt leaves a cycle
+        except SurefootError as error:
+            session.latch(error)
+            log.warning("thread %r: %s", session.identity.thread, error)
+        return due
+
+
+_open_cores: weakref.WeakSet[Core] = weakref.WeakSet()
+
+
+def _keep(core_ref: weakref.ref[Core], wake: threading.Event) -> None:
+    """Body of the keeper thread; lives as long as its core has sessions or is not closed."""
+    wait: float | None = 0.0
+    while True:
+        wake.wait(wait)
+        wake.clear()
+        core = core_ref()
+        if core is None or core._closed:
+            return
+        wait = core.keep_once()
+        if wait is None:
+            wait = 30.0
+        del core
+
+
+@atexit.register
+def _end_all_cores() -> None:
+    """At the end of the process, threads are given back so that nobody waits for a time-out."""
+    for core in list(_open_cores):
+        core.close()

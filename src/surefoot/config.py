@@ -1,0 +1,149 @@
+"""Settings. Every limit is a named field with its unit last; nothing here does I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from surefoot.errors import Misconfigured
+
+__all__ = ["DEFAULT_CREDENTIAL_NAMES", "Limits", "ResumePolicy", "StoreUrl"]
+
+#: Names (lower case, matched as whole words between separators) that look like credentials
+#: and are left out of checkpoint metadata (case 51).
+DEFAULT_CREDENTIAL_NAMES: tuple[str, ...] = (
+    "api_key",
+    "apikey",
+    "access_key",
+    "access_token",
+    "auth",
+    "authorization",
+    "bearer",
+    "client_secret",
+    "cookie",
+    "credential",
+    "credentials",
+    "jwt",
+    "pass",
+    "passphrase",
+    "passwd",
+    "password",
+    "private_key",
+    "pwd",
+    "refresh_token",
+    "secret",
+    "secret_key",
+    "session_key",
+    "signature",
+    "token",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePolicy:
+    """What may be decided without asking an operator.
+
+    Attributes:
+        lease_ttl_ms: How long a worker owns a thread after its last publish, in milliseconds
+            on the clock of the high-water store.
+        wait_for_lease_ms: How long a run waits for a live worker's lease before it gives up
+            with `Busy`. 0 means not at all.
+        barrier_timeout_ms: How long an effect waits for its checkpoint to be published (E1).
+        handover_grace_ms: How long a run always waits for a lease that is about to be given back
+            (the last run of a chat turn ends on another thread than its caller).
+        settling_ms: After a takeover, how long a lookup's "absent" does not count yet (E5).
+    """
+
+    lease_ttl_ms: int = 60_000
+    wait_for_lease_ms: int = 0
+    barrier_timeout_ms: int = 30_000
+    handover_grace_ms: int = 500
+    settling_ms: int = 5_000
+
+    def __post_init__(self) -> None:
+        for name in ("lease_ttl_ms", "barrier_timeout_ms"):
+            if getattr(self, name) <= 0:
+                raise Misconfigured(field=f"ResumePolicy.{name}", reason="must be above 0")
+        for name in ("wait_for_lease_ms", "settling_ms", "handover_grace_ms"):
+            if getattr(self, name) < 0:
+                raise Misconfigured(field=f"ResumePolicy.{name}", reason="must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of time and memory. Units are in the names.
+
+    Attributes:
+        inline_value_bytes: Values up to this size (stored form) travel inside the record;
+            larger ones become content-addressed rows.
+        list_chunk_min_items: Lists from this length on are stored as append-only chunks.
+        list_segments_max: A list that has more segments than this is written anew.
+        flush_after_ms: Pending writes wait at most this long for the next `put`.
+        read_page_frames: Frames read per page when walking a journal.
+        pool_max_connections: Upper bound of connections to the content store.
+        offload_threads: Threads that serve the async methods.
+        connect_timeout_ms: How long opening a connection may take.
+        lock_timeout_ms: How long a migration waits for its lock before it fails.
+        busy_timeout_ms: How long SQLite waits for another process's write lock.
+        known_digests_max: Bound of the per-thread set of digests known to be stored.
+    """
+
+    inline_value_bytes: int = 512
+    list_chunk_min_items: int = 8
+    list_segments_max: int = 24
+    flush_after_ms: int = 50
+    read_page_frames: int = 64
+    pool_max_connections: int = 16
+    offload_threads: int = 16
+    connect_timeout_ms: int = 10_000
+    lock_timeout_ms: int = 10_000
+    busy_timeout_ms: int = 30_000
+    known_digests_max: int = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """A parsed store address: ``sqlite:///path``, ``postgresql://…``.
+
+    Attributes:
+        scheme: ``sqlite`` or ``postgresql``.
+        target: File path for SQLite, the whole conninfo for Postgres (never shown).
+        shown: The address without user, password and query, for messages.
+    """
+
+    scheme: str
+    target: str = field(repr=False)
+    shown: str
+
+    @classmethod
+    def parse(cls, url: str, *, field_name: str) -> StoreUrl:
+        """Parses and checks a store address.
+
+        Args:
+            url: The address as the user wrote it.
+            field_name: Name of the parameter, for the message.
+
+        Raises:
+            Misconfigured: The scheme is unknown or the address has no target.
+        """
+        parts = urlsplit(url)
+        scheme = "postgresql" if parts.scheme == "postgres" else parts.scheme
+        if scheme == "sqlite":
+            path = url.split(":", 1)[1]
+            path = path[3:] if path.startswith("///") else path
+            if not path or path.startswith("//") or path == ":memory:":
+                raise Misconfigured(
+                    field=field_name,
+                    reason=(
+                        "a SQLite address is sqlite:///relative.db or sqlite:////absolute.db; "
+                        "in-memory databases cannot be resumed from"
+                    ),
+                )
+            return cls(scheme, path, f"sqlite:///{path}")
+        if scheme == "postgresql":
+            host = parts.hostname or "(local socket)"
+            return cls(scheme, url, f"postgresql://{host}{parts.path}")
+        raise Misconfigured(
+            field=field_name,
+            reason=f"unknown scheme {parts.scheme!r}; use sqlite:///… or postgresql://…",
+        )

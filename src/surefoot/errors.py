@@ -1,0 +1,313 @@
+"""Errors, grouped by what the caller should do about them.
+
+The reaction is the class, the reason is the stable ``code``, and the facts are fields:
+
+======================  ==============================================================
+class                   reaction
+======================  ==============================================================
+:class:`Refused`        stop; going on would be wrong; an operator or a decision is needed
+:class:`Busy`           somebody else holds the thread; wait or try later
+:class:`Unavailable`    a store did not answer; nothing was acknowledged; try again
+:class:`Misuse`         the call or the value is wrong; change the program
+======================  ==============================================================
+
+Codes are append-only: a code never changes its meaning and is never used again. No error
+carries a value of the user's state, a key, or a connection string with a password.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "BarrierTimeout",
+    "Busy",
+    "Closed",
+    "EffectConflict",
+    "EffectInDoubt",
+    "EffectResultLost",
+    "Fenced",
+    "KeyMissing",
+    "MarkCorrupt",
+    "MigrationRefused",
+    "Misconfigured",
+    "Misuse",
+    "NotLoadable",
+    "NotSetUp",
+    "NotStorable",
+    "OutcomeUnknown",
+    "Refused",
+    "ResumeRefused",
+    "RollbackDetected",
+    "SaveFailed",
+    "StaleInput",
+    "StoreUnavailable",
+    "SurefootError",
+    "TamperDetected",
+    "Unavailable",
+]
+
+
+def _rebuild(cls: type[SurefootError], fields: dict[str, Any]) -> SurefootError:
+    """Rebuilds a pickled error from its class and fields."""
+    return cls(**fields)
+
+
+class SurefootError(Exception):
+    """Root of all errors of this package.
+
+    Every concrete error takes keyword fields only, renders them through ``template`` and
+    keeps them as attributes, so that handlers read fields and never parse messages.
+
+    Attributes:
+        code: Stable identifier, e.g. ``"ROLLBACK"``; `surefoot explain CODE` tells more.
+        reaction: One of ``refuse``, ``busy``, ``unavailable``, ``misuse``.
+        fields: The facts of this occurrence by name.
+    """
+
+    code: ClassVar[str] = "SUREFOOT"
+    reaction: ClassVar[str] = "refuse"
+    template: ClassVar[str] = "{reason}"
+    remedy: ClassVar[str] = ""
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields: dict[str, Any] = fields
+        for name, value in fields.items():
+            setattr(self, name, value)
+        super().__init__(self._render())
+
+    def _render(self) -> str:
+        shown = {k: ("-" if v is None else v) for k, v in self.fields.items()}
+        text = self.template.format_map(_Shown(shown))
+        tail = f" {self.remedy.format_map(_Shown(shown))}" if self.remedy else ""
+        return f"[{self.code}] {text}{tail}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.fields))
+
+
+class _Shown(dict[str, Any]):
+    """Renders a field that was not given as a dash instead of failing the error itself."""
+
+    def __missing__(self, key: str) -> str:
+        return "-"
+
+
+# --- refuse -----------------------------------------------------------------------------
+
+
+class Refused(SurefootError):
+    """Going on would be wrong. Nothing ran; a person or a signed decision is needed."""
+
+    code = "REFUSED"
+    reaction = "refuse"
+
+
+class ResumeRefused(Refused):
+    """The resume rules found reasons not to go on; ``findings`` lists every one (R1-R13)."""
+
+    code = "RESUME_REFUSED"
+    template = "thread {thread!r} may not resume: {reason}"
+    remedy = "Nothing was run. Look at docs/rules.md for each rule named."
+
+
+class RollbackDetected(Refused):
+    """The content store is behind the high-water mark (rule R3, step P2)."""
+
+    code = "ROLLBACK"
+    template = (
+        "thread {thread!r}: the high-water mark is at seq {witnessed_seq}, but the database "
+        "does not hold that record (it has {stored_seq}): {reason}"
+    )
+    remedy = (
+        "The database was put back or lost acknowledged records. Do not delete the mark; "
+        "restore the missing records or have an operator order a restore."
+    )
+
+
+class TamperDetected(Refused):
+    """A seal, digest, link or identity does not verify (rules R4 and R6). Nothing was decoded."""
+
+    code = "TAMPER"
+    template = "thread {thread!r}: {what} at seq {seq} does not verify: {reason}"
+    remedy = "Nothing was decoded. Treat the database as changed by someone without the key."
+
+
+class Fenced(Refused):
+    """Another worker has acquired the thread; this one may not write or start effects."""
+
+    code = "FENCED"
+    template = "thread {thread!r}: epoch {epoch} was superseded by epoch {current_epoch}: {reason}"
+    remedy = "Another worker owns the thread now; let it go on and drop this run."
+
+
+class EffectConflict(Refused):
+    """The same effect slot was reached with other arguments (rule E4)."""
+
+    code = "EFFECT_CONFLICT"
+    template = (
+        "effect {effect!r} of thread {thread!r} was recorded with other arguments at this place "
+        "(slot {slot}): {reason}"
+    )
+    remedy = (
+        "Both fingerprints are kept. Nothing was sent. Decide which one is meant before the "
+        "run goes on."
+    )
+
+
+class EffectInDoubt(Refused):
+    """Nobody can prove whether the effect happened (rules E5, E8, R7)."""
+
+    code = "EFFECT_IN_DOUBT"
+    template = (
+        "effect {effect!r} of thread {thread!r} (key {key}, slot {slot}) is {state}: {reason}"
+    )
+    remedy = (
+        "It was not repeated. Look at the receiver for this key; declare reconcile= or "
+        "idempotent=True if the receiver can be asked or deduplicates."
+    )
+
+
+class EffectResultLost(Refused):
+    """The effect is proven done, but its result could not be stored; it is never run again."""
+
+    code = "EFFECT_RESULT_LOST"
+    template = (
+        "effect {effect!r} of thread {thread!r} (slot {slot}) succeeded earlier, but its result "
+        "could not be stored ({reason}); receipt {receipt}"
+    )
+    remedy = "Return a storable result (plain data) from the effect, or give it reconcile=."
+
+
+class StaleInput(Refused):
+    """A stored result was produced from inputs that differ from those of now."""
+
+    code = "STALE_INPUT"
+    template = "step {step!r} of thread {thread!r}: stored result has other inputs: {reason}"
+
+
+class NotLoadable(Refused):
+    """A stored value names a type that cannot or may not be rebuilt (case 34)."""
+
+    code = "NOT_LOADABLE"
+    template = "a stored value of type {type_name} cannot be loaded: {reason}"
+    remedy = "Import or restore the type under this name, or list it in allowed_types=."
+
+
+class KeyMissing(Refused):
+    """A record is sealed with a key that is absent or retired; ``key_id`` names it."""
+
+    code = "KEY_MISSING"
+    template = "no usable key {key_id!r}: {reason}"
+    remedy = "Add the key to SUREFOOT_KEYS, or run `surefoot init` for a first key file."
+
+
+class MarkCorrupt(Refused):
+    """The high-water store answered with something that is no mark (step P0)."""
+
+    code = "MARK_CORRUPT"
+    template = "the high-water mark of thread {thread!r} cannot be trusted: {reason}"
+    remedy = "No node was run. Restore the high-water store from its own backup or replica."
+
+
+class MigrationRefused(Refused):
+    """The stored schema and the migrations of this release do not agree."""
+
+    code = "MIGRATION_REFUSED"
+    template = "schema of {where}: {reason}"
+
+
+# --- busy -------------------------------------------------------------------------------
+
+
+class Busy(SurefootError):
+    """Another live worker holds the thread, or a lock was not obtained in time (rule R12)."""
+
+    code = "BUSY"
+    reaction = "busy"
+    template = "{what} is held by {holder} for another {left_ms} ms"
+    remedy = "Try again later, or let the policy wait (wait_for_lease_ms)."
+
+
+# --- unavailable ------------------------------------------------------------------------
+
+
+class Unavailable(SurefootError):
+    """A store did not answer. Nothing was acknowledged; the same call may succeed later."""
+
+    code = "UNAVAILABLE"
+    reaction = "unavailable"
+    template = "{store} is unavailable: {reason}"
+
+
+class StoreUnavailable(Unavailable):
+    """The content store or the high-water store could not be reached or gave an error."""
+
+    code = "STORE_UNAVAILABLE"
+
+
+class OutcomeUnknown(Unavailable):
+    """The request may or may not have been carried out; it was read back and not proven."""
+
+    code = "OUTCOME_UNKNOWN"
+    template = "outcome of {what} is unknown: {reason}"
+
+
+class SaveFailed(Unavailable):
+    """An earlier save of this run failed, so nothing further may be written or started (E10)."""
+
+    code = "SAVE_FAILED"
+    template = "thread {thread!r}: an earlier save failed ({reason}); this run is latched"
+    remedy = "Start the run again: it resumes from the last published checkpoint."
+
+
+class BarrierTimeout(Unavailable):
+    """The checkpoint an effect runs under was not published within the deadline (rule E1)."""
+
+    code = "BARRIER_TIMEOUT"
+    template = (
+        "effect {effect!r} of thread {thread!r} waited {waited_ms} ms for checkpoint "
+        "{checkpoint_id} to be published"
+    )
+    remedy = "Nothing was sent. Check the stores' latency, or raise barrier_timeout_ms."
+
+
+# --- misuse -----------------------------------------------------------------------------
+
+
+class Misuse(SurefootError):
+    """The call, the configuration or the value is wrong; the program has to change."""
+
+    code = "MISUSE"
+    reaction = "misuse"
+    template = "{field}: {reason}"
+
+
+class Misconfigured(Misuse):
+    """A setting is missing or contradictory; ``field`` names it."""
+
+    code = "MISCONFIGURED"
+
+
+class NotSetUp(Misuse):
+    """The tables of this release are not there."""
+
+    code = "NOT_SET_UP"
+    template = "{where} is not set up: {reason}"
+    remedy = "Call saver.setup() once, or run `surefoot setup`, with a role that may create tables."
+
+
+class NotStorable(Misuse):
+    """A value cannot be stored faithfully; ``channel`` and ``path`` say where it is (case 33)."""
+
+    code = "NOT_STORABLE"
+    template = "channel {channel!r}, value at {path} of type {type_name}: {reason}"
+    remedy = "Keep handles and secrets out of state; store plain data or an identifier instead."
+
+
+class Closed(Misuse):
+    """The saver was used after it was closed."""
+
+    code = "CLOSED"
+    template = "{field}: the saver is closed"
+    remedy = "Open a new one with SurefootSaver.from_conn_string()."

@@ -1,0 +1,342 @@
+"""Acquiring a thread (steps P1 and P2) and giving it back (step P7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from surefoot.errors import Busy, Fenced, MarkCorrupt, SurefootError, TamperDetected
+from surefoot.flows import journal
+from surefoot.flows.chain import Chain
+from surefoot.flows.verdict import refusal
+from surefoot.flows.views import gather
+from surefoot.ports import Lease, Mark, Ports, Publish
+from surefoot.rules.bodies import BodyError, CheckpointBody, EffectBody
+from surefoot.rules.envelope import Identity, Kind, Link, RecordHead
+from surefoot.rules.intents import pack_intents, unpack_intents
+from surefoot.rules.lease import Acquire, decide_acquire, decide_holder_dead
+from surefoot.rules.resume import Verdict, decide_resume
+from surefoot.session import Known, Session
+
+__all__ = [
+    "acquire",
+    "checkpoint_of",
+    "corrupt",
+    "effect_of",
+    "held",
+    "known_of",
+    "learn",
+    "release",
+    "seize",
+]
+
+_POLL_MS = 10
+
+
+def acquire(
+    ports: Ports, thread: str, control: object | None, *, over_epoch: int | None = None
+) -> tuple[Session, Chain | None]:
+    """Takes a thread for a run or a direct call, and loads what a resume needs.
+
+    Args:
+        ports: Stores.
+        thread: Id of the thread.
+        control: The run's control object; None for a direct call.
+        over_epoch: Epoch of an earlier session of this process that is known to be over.
+
+    Returns:
+        The session and the chain as loaded; no chain when nothing is stored yet.
+
+    Raises:
+        Busy: A live worker holds the lease (R12).
+        ResumeRefused: Stored, never witnessed (R2).
+        RollbackDetected: A is behind B (R3).
+        TamperDetected: Something does not verify (R4, R6).
+        Fenced: Somebody else acquired the thread while we were loading it.
+    """
+    session, mark = _begin(ports, thread, control, over_epoch)
+    try:
+        chain = _load(ports, session, mark)
+    except SurefootError:
+        _give_back(ports, session, mark)
+        raise
+    return session, chain
+
+
+def seize(ports: Ports, thread: str) -> Session:
+    """Takes a thread without reading its journal, to delete it.
+
+    Raises:
+        Busy: A live worker holds the lease (R12).
+        ResumeRefused: Stored, never witnessed (R2).
+    """
+    session, _ = _begin(ports, thread, None, None)
+    row = ports.store.read_thread(ports.tenant, thread)
+    if row is not None:
+        session.key, session.stored_head = row.key, row.head
+    return session
+
+
+def _begin(
+    ports: Ports, thread: str, control: object | None, over_epoch: int | None
+) -> tuple[Session, Mark]:
+    lease = Lease(ports.host.describe(), ports.policy.lease_ttl_ms)
+    asked_ms = ports.host.monotonic_ms()
+    mark = _take(ports, thread, lease, over_epoch)
+    identity = Identity(ports.tenant, thread, mark.incarnation)
+    session = Session(identity, mark.epoch, lease.owner, control)
+    session.mark = session.head = Link(mark.seq, mark.digest)
+    session.step = mark.step
+    session.tainted = mark.tainted
+    session.acquired_ms = ports.host.monotonic_ms()
+    session.lease_until_ms = asked_ms + lease.ttl_ms
+    session.idle_since_ms = session.acquired_ms
+    try:
+        session.intents = unpack_intents(mark.intents)
+    except ValueError as error:
+        raise MarkCorrupt(thread=thread, reason=str(error)) from None
+    return session, mark
+
+
+# --- P1 ------------------------------------------------------------------------------------------
+
+
+def _take(ports: Ports, thread: str, lease: Lease, over_epoch: int | None) -> Mark:
+    """Takes the lease, creating the mark of a thread that neither store has seen."""
+    since_ms = ports.host.monotonic_ms()
+    while True:
+        mark = ports.marks.acquire(ports.tenant, thread, lease, over_epoch=over_epoch)
+        if mark is not None:
+            return mark
+        over_epoch = None
+        held = ports.marks.read(ports.tenant, thread)
+        if held is None:
+            _, facts = gather(ports, thread, None)
+            decision = decide_resume(facts)
+            if decision.verdict is Verdict.REFUSE:
+                raise refusal(thread, decision, facts)
+            created = ports.marks.create(ports.tenant, thread, lease)
+            if created is not None:
+                return created
+            continue
+        dead = decide_holder_dead(ports.host.holder(held.owner))
+        policy = ports.policy
+        then = decide_acquire(
+            lease_left_ms=held.lease_left_ms,
+            holder_dead=dead,
+            waited_ms=ports.host.monotonic_ms() - since_ms,
+            may_wait_ms=max(policy.wait_for_lease_ms, policy.handover_grace_ms),
+        )
+        if held.state == "frozen" or then is Acquire.BUSY:
+            raise Busy(
+                what=f"thread {thread!r}" + (" (frozen)" if held.state == "frozen" else ""),
+                holder=ports.host.shown(held.owner),
+                left_ms=max(held.lease_left_ms, 0),
+            )
+        if then is Acquire.TAKE_OVER:
+            over_epoch = held.epoch
+        elif then is Acquire.WAIT:
+            ports.host.pause(_POLL_MS)
+
+
+def _give_back(ports: Ports, session: Session, mark: Mark) -> None:
+    """After a load that failed: free the lease, keep the taint, change nothing else."""
+    ports.marks.publish(
+        session.identity.tenant,
+        session.identity.thread,
+        Publish(
+            epoch=session.epoch,
+            seq=mark.seq,
+            digest=mark.digest,
+            new_seq=mark.seq,
+            new_digest=mark.digest,
+            step=mark.step,
+            intents=mark.intents,
+            ttl_ms=0,
+            clean=not mark.tainted,
+        ),
+    )
+
+
+# --- P2 ------------------------------------------------------------------------------------------
+
+
+def _load(ports: Ports, session: Session, mark: Mark) -> Chain | None:
+    thread = session.identity.thread
+    chain, facts = gather(ports, thread, mark)
+    decision = decide_resume(facts)
+    if decision.verdict is Verdict.REFUSE:
+        again = ports.marks.read(ports.tenant, thread)
+        if again is not None and again.epoch != session.epoch:
+            raise Fenced(
+                thread=thread,
+                epoch=session.epoch,
+                current_epoch=again.epoch,
+                reason="somebody acquired it while it was being loaded",
+            )
+        raise refusal(thread, decision, facts)
+    if chain is None:
+        leftover = ports.store.read_thread(ports.tenant, thread)
+        if leftover is not None:
+            ports.store.delete_thread(leftover.key)  # P6: its tombstone is published
+        session.settle_over_ms = session.acquired_ms
+        return None
+    session.key = chain.row.key
+    session.stored_head = chain.row.head
+    tail = chain.tail()
+    if tail:
+        session.head = tail[-1].link
+    if session.tainted:
+        session.settle_over_ms = session.acquired_ms + ports.policy.settling_ms
+    _scan(session, chain)
+    return chain
+
+
+def _scan(session: Session, chain: Chain) -> None:
+    """Reads from the head down to the last root checkpoint: effects, checkpoints, early writes."""
+    folded: set[bytes] = set()
+    newest: RecordHead | None = None
+    for record in chain.walk():
+        newest = newest or record
+        if record.kind is Kind.EFFECT:
+            effect = effect_of(session.identity.thread, record)
+            if effect.slot not in session.effects:
+                session.effects[effect.slot] = effect
+                if effect.slot not in folded:
+                    session.unfolded[effect.slot] = (effect.namespace, effect.checkpoint_id)
+        elif record.kind is Kind.CHECKPOINT:
+            body = checkpoint_of(session.identity.thread, record)
+            folded.update(body.folds)
+            learn(session, record, body)
+            if body.namespace == "":
+                session.root_floor = session.scan_floor = record.link.seq
+                break
+    if newest is not None:
+        floor = chain.early_floor(newest)
+        if floor:
+            _scan_early(session, chain, floor)
+
+
+def _scan_early(session: Session, chain: Chain, floor: int) -> None:
+    """Which pending writes have no checkpoint yet: heads down to the floor tell."""
+    have: set[bytes] = set()
+    writes: dict[bytes, int] = {}
+    chain.jump(floor)
+    for record in chain.walk(bodies=False):
+        if record.kind is Kind.CHECKPOINT:
+            have.add(record.subject)
+        elif record.kind is Kind.WRITES:
+            writes[record.subject] = record.link.seq
+        if record.link.seq <= floor:
+            break
+    session.early = {subject: seq for subject, seq in writes.items() if subject not in have}
+
+
+def learn(session: Session, record: RecordHead, body: CheckpointBody) -> None:
+    """Notes a checkpoint met on the way down; the first one met of a namespace is its latest."""
+    known = known_of(record, body)
+    session.known.setdefault((known.namespace, known.checkpoint_id), known)
+    session.bodies.setdefault((known.namespace, known.checkpoint_id), body)
+    if known.namespace not in session.latest:
+        session.latest[known.namespace] = known.checkpoint_id
+    session.branch_heads.setdefault((known.namespace, known.branch), known.checkpoint_id)
+
+
+def known_of(record: RecordHead, body: CheckpointBody) -> Known:
+    """Facts about a stored checkpoint; a branch's id is the digest of the record that began it."""
+    return Known(
+        body.namespace,
+        body.checkpoint_id,
+        body.parent_id,
+        record.link.seq,
+        body.step,
+        record.link.digest if body.born else body.branch,
+    )
+
+
+def checkpoint_of(thread: str, record: RecordHead) -> CheckpointBody:
+    """Reads a verified checkpoint record.
+
+    Raises:
+        TamperDetected: Its layout is not known to this release.
+    """
+    try:
+        return CheckpointBody.unpack(record.schema, record.body or b"")
+    except BodyError as error:
+        raise corrupt(thread, record, error) from None
+
+
+def effect_of(thread: str, record: RecordHead) -> EffectBody:
+    """Reads a verified effect record.
+
+    Raises:
+        TamperDetected: Its layout is not known to this release.
+    """
+    try:
+        return EffectBody.unpack(record.schema, record.body or b"")
+    except BodyError as error:
+        raise corrupt(thread, record, error) from None
+
+
+def corrupt(thread: str, record: RecordHead, error: Exception) -> SurefootError:
+    """A sealed record that this release cannot read: made by a newer one, or by a broken one."""
+    return TamperDetected(
+        thread=thread, what="a sealed record", seq=record.link.seq, reason=str(error)
+    )
+
+
+# --- P7 ------------------------------------------------------------------------------------------
+
+
+def release(ports: Ports, session: Session) -> None:
+    """Publishes what is stored and gives the lease back (step P7). Idempotent.
+
+    The mark becomes clean unless an effect is still open; then late writes are covered and
+    the next resume is untainted. After a failed save only the lease is given back.
+
+    Raises:
+        Fenced: Another worker has the thread.
+        StoreUnavailable: B could not be reached; the lease runs out by itself.
+    """
+    with session.lock:
+        if session.ended:
+            return
+        if session.latched is None:
+            if session.dirty or not session.yielded or session.head != session.mark:
+                journal.publish(ports, session, free=True, clean=not session.running)
+        elif not isinstance(session.latched, Fenced):
+            _free(ports, session)
+        session.ended = True
+
+
+def _free(ports: Ports, session: Session) -> None:
+    """Gives back the lease of a latched session; its mark stays where it is, and not clean."""
+    ports.marks.publish(
+        session.identity.tenant,
+        session.identity.thread,
+        Publish(
+            epoch=session.epoch,
+            seq=session.mark.seq,
+            digest=session.mark.digest,
+            new_seq=session.mark.seq,
+            new_digest=session.mark.digest,
+            step=session.step,
+            intents=pack_intents(session.intents),
+            ttl_ms=0,
+        ),
+    )
+
+
+@contextmanager
+def held(ports: Ports, thread: str) -> Iterator[tuple[Session, Chain | None]]:
+    """A direct call: acquire, work, release in one operation.
+
+    Raises:
+        Busy: A live worker holds the lease (R12).
+    """
+    session, chain = acquire(ports, thread, None)
+    try:
+        with session.lock:
+            yield session, chain
+    finally:
+        release(ports, session)

@@ -1,0 +1,254 @@
+"""Reading a journal: verified records of one thread, newest first (step P2).
+
+Nothing leaves this module that has not been verified against the thread's identity, its
+seals, and the chain that ends in the published head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from surefoot.errors import KeyMissing, TamperDetected
+from surefoot.ports import FrameRow, Ports, ThreadRow
+from surefoot.rules.bodies import BodyError, PruneBody
+from surefoot.rules.chain import decide_tail
+from surefoot.rules.envelope import (
+    EnvelopeError,
+    Frame,
+    Identity,
+    Kind,
+    Link,
+    RecordHead,
+    verify_frame,
+)
+
+__all__ = ["Chain", "verify_rows"]
+
+
+def verify_rows(ports: Ports, identity: Identity, rows: Iterable[FrameRow]) -> list[Frame]:
+    """Verifies rows, or refuses all of them (rule R6).
+
+    Raises:
+        TamperDetected: A row does not verify.
+        KeyMissing: A row is sealed with a key that the ring does not hold or has retired.
+    """
+
+    def seal_key_of(key_id: str) -> bytes:
+        return ports.seals.seal_key(key_id, identity.tenant, identity.thread)
+
+    frames: list[Frame] = []
+    for row in rows:
+        try:
+            frames.append(
+                verify_frame(identity, row.last_seq, row.epoch, row.head, row.body, seal_key_of)
+            )
+        except EnvelopeError as error:
+            raise TamperDetected(
+                thread=identity.thread, what="the journal", seq=row.last_seq, reason=str(error)
+            ) from None
+        except KeyMissing as error:
+            # A changed key id looks like an unknown key; say which record asked for it.
+            raise KeyMissing(
+                **{
+                    **error.fields,
+                    "reason": f"{error.fields['reason']} (record {row.last_seq} of thread "
+                    f"{identity.thread!r} is sealed with it)",
+                }
+            ) from None
+    return frames
+
+
+class Chain:
+    """A thread's chain as seen from one head.
+
+    Args:
+        ports: Stores and keys.
+        identity: Whose journal.
+        row: The thread's row.
+        head: The head that B published (or that a live session extended).
+        rows: Newest frames that were read together with the row, newest first.
+    """
+
+    def __init__(
+        self,
+        ports: Ports,
+        identity: Identity,
+        row: ThreadRow,
+        head: Link,
+        rows: Sequence[FrameRow],
+    ) -> None:
+        self._ports = ports
+        self.identity = identity
+        self.row = row
+        self.head = head
+        self._by_digest: dict[bytes, RecordHead] = {}
+        self._floors: dict[tuple[int, int], int] = {}
+        self._frame_of: dict[bytes, tuple[int, int]] = {}
+        self._frames: list[Frame] = []
+        self._lowest: int | None = None
+        self._exhausted = False
+        self._take(rows)
+        self._exhausted = not rows
+
+    # --- facts for decide_resume ------------------------------------------------------------------
+
+    def has_head(self) -> bool:
+        """A verified record has the head's seq and digest (or nothing is published)."""
+        if self.head.seq == 0:
+            return True
+        self._page_to(self.head.seq)
+        found = self._by_digest.get(self.head.digest)
+        return found is not None and found.link.seq == self.head.seq
+
+    def has_sibling(self) -> bool:
+        """A verified record has the head's seq, whatever its digest."""
+        return any(r.link.seq == self.head.seq for r in self._by_digest.values())
+
+    def highest_seq(self) -> int:
+        """Highest verified seq; 0 when there is none."""
+        return max((f.last_seq for f in self._frames), default=0)
+
+    def tail(self) -> Sequence[RecordHead]:
+        """Records beyond the head that are adopted (rule R5), oldest first."""
+        return decide_tail(self.head, self._frames)
+
+    def beyond(self) -> int:
+        """Number of stored records beyond the head."""
+        return sum(r.link.seq > self.head.seq for r in self._by_digest.values())
+
+    def early_floor(self, record: RecordHead) -> int:
+        """The early floor of the frame that holds a record."""
+        return self._floors.get(self._frame_of[record.link.digest], 0)
+
+    def frame_key(self, record: RecordHead) -> tuple[int, int]:
+        """(last_seq, epoch) of the frame that holds a record."""
+        return self._frame_of[record.link.digest]
+
+    # --- walking ----------------------------------------------------------------------------------
+
+    def walk(self, *, tail: bool = True, bodies: bool = True) -> Iterator[RecordHead]:
+        """Verified records of the chain, newest first, down to its beginning.
+
+        Args:
+            tail: Begin with the adopted tail.
+            bodies: Give bodies. Without, older pages are read as heads only.
+
+        Raises:
+            TamperDetected: A record that the chain names is missing or does not verify.
+        """
+        if tail:
+            yield from reversed(self.tail())
+        at = self.head
+        while at.seq > 0:
+            record = self._need(at, bodies)
+            yield record
+            if record.kind is Kind.PRUNE:
+                yield from self._below_prune(record, bodies)
+                return
+            at = Link(at.seq - 1, record.prev)
+        if at.digest != bytes(32):
+            raise self._broken(at.seq, "the chain does not begin where it should")
+
+    def _below_prune(self, prune: RecordHead, bodies: bool) -> Iterator[RecordHead]:
+        """Below a prune the chain is exactly what the prune kept."""
+        body = prune.body
+        if body is None:
+            body = self._need(prune.link, True).body
+        if body is None:
+            raise self._broken(prune.link.seq, "a prune record without its body")
+        try:
+            kept = PruneBody.unpack(prune.schema, body)
+        except BodyError as error:
+            raise self._broken(prune.link.seq, str(error)) from None
+        hidden = frozenset(kept.hidden)
+        for entry in kept.kept:
+            self._load_kept(entry.last_seq, entry.epoch, entry.link_digest, bodies)
+            at = Link(entry.link_seq, entry.link_digest)
+            key = (entry.last_seq, entry.epoch)
+            while True:
+                record = self._by_digest.get(at.digest)
+                if record is None or record.link.seq != at.seq:
+                    raise self._broken(at.seq, "a kept record is missing")
+                if at.seq not in hidden:
+                    yield record
+                before = self._by_digest.get(record.prev)
+                if before is None or self._frame_of[before.link.digest] != key:
+                    break
+                at = before.link
+
+    def _load_kept(self, last_seq: int, epoch: int, digest: bytes, bodies: bool) -> None:
+        held = self._by_digest.get(digest)
+        if held is not None and (held.body is not None or not bodies):
+            return
+        rows = self._ports.store.read_frames(self.row.key, [(last_seq, epoch)])
+        if not rows:
+            raise self._broken(last_seq, "a kept frame is missing")
+        self._take(rows, keep_lowest=True)
+
+    def with_bodies(self, records: Sequence[RecordHead]) -> list[RecordHead]:
+        """The same records with their bodies, read where they are not at hand."""
+        lacking = {self._frame_of[r.link.digest] for r in records if r.body is None}
+        if lacking:
+            rows = self._ports.store.read_frames(self.row.key, sorted(lacking, reverse=True))
+            self._take(rows, keep_lowest=True)
+        out: list[RecordHead] = []
+        for record in records:
+            full = self._by_digest.get(record.link.digest)
+            if full is None or full.body is None:
+                raise self._broken(record.link.seq, "a record's body is missing")
+            out.append(full)
+        return out
+
+    def jump(self, seq: int) -> None:
+        """Reads all heads down to a seq in one statement, before a walk without bodies."""
+        if self._lowest is not None and self._lowest > seq:
+            rows = self._ports.store.read_heads(
+                self.row.key, from_seq=max(seq, 1), to_seq=self._lowest - 1
+            )
+            self._take(rows)
+            self._lowest = min(self._lowest, max(seq, 1))
+
+    # --- pages ------------------------------------------------------------------------------------
+
+    def _need(self, at: Link, bodies: bool) -> RecordHead:
+        self._page_to(at.seq)
+        record = self._by_digest.get(at.digest)
+        if record is None or record.link.seq != at.seq:
+            raise self._broken(at.seq, "a record that the chain names is not stored")
+        if bodies and record.body is None:
+            (record,) = self.with_bodies([record])
+        return record
+
+    def _page_to(self, seq: int) -> None:
+        """Reads older pages until frames with this seq must have been among them."""
+        while not self._exhausted and (self._lowest is None or self._lowest > seq):
+            _, rows = self._ports.store.read_newest(
+                self.identity.tenant,
+                self.identity.thread,
+                limit=self._ports.limits.read_page_frames,
+                below_seq=self._lowest,
+            )
+            if not rows:
+                self._exhausted = True
+                return
+            self._take(rows)
+
+    def _take(self, rows: Sequence[FrameRow], *, keep_lowest: bool = False) -> None:
+        for frame in verify_rows(self._ports, self.identity, rows):
+            self._frames.append(frame)
+            key = (frame.last_seq, frame.epoch)
+            self._floors[key] = frame.early_floor
+            for record in frame.records:
+                held = self._by_digest.get(record.link.digest)
+                if held is not None and held.body is not None and record.body is None:
+                    continue
+                self._by_digest[record.link.digest] = record
+                self._frame_of[record.link.digest] = key
+            if not keep_lowest:
+                lowest = frame.last_seq
+                self._lowest = lowest if self._lowest is None else min(self._lowest, lowest)
+
+    def _broken(self, seq: int, reason: str) -> TamperDetected:
+        return TamperDetected(
+            thread=self.identity.thread, what="the chain", seq=seq, reason=reason
+        )

@@ -1,0 +1,286 @@
+"""Writing a journal: store in A (P3), publish in B (P4), and only then acknowledge (P5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from surefoot.errors import (
+    Fenced,
+    OutcomeUnknown,
+    RollbackDetected,
+    StoreUnavailable,
+    SurefootError,
+)
+from surefoot.ports import Append, ChunkRow, FrameRow, HeadRow, Ports, Publish
+from surefoot.rules.envelope import Link, Record, SealedFrame, seal_frame
+from surefoot.rules.intents import pack_intents
+from surefoot.rules.publish import GateFacts, PublishFacts, Then, decide_gate, decide_publish
+from surefoot.session import Session
+
+__all__ = ["append", "publish", "renew"]
+
+_TRIES = 5
+
+
+def append(
+    ports: Ports,
+    session: Session,
+    records: Sequence[Record],
+    *,
+    rows: Sequence[tuple[bytes, bytes]] = (),
+    chunks: Sequence[ChunkRow] = (),
+    checkpoint_hash: bytes | None = None,
+    run_ids: Sequence[str] = (),
+) -> Sequence[Link]:
+    """Stores records behind the session's head (step P3). The caller holds ``session.lock``.
+
+    Any failure latches the session (rule E10): nothing more is written or started under this
+    epoch, because nobody can know what the next record would follow.
+
+    Returns:
+        The position of each record. They are stored, not yet published.
+
+    Raises:
+        Fenced: Another worker has the thread.
+        RollbackDetected: The database does not hold what this session stored.
+        StoreUnavailable: The database did not answer; nothing is acknowledged.
+    """
+    session.check()
+    identity = session.identity
+    try:
+        key_id = ports.seals.primary()
+        frame = seal_frame(
+            identity,
+            session.epoch,
+            session.head,
+            records,
+            key_id=key_id,
+            seal_key=ports.seals.seal_key(key_id, identity.tenant, identity.thread),
+            early_floor=session.early_floor(),
+        )
+        request = Append(
+            tenant=identity.tenant,
+            thread=identity.thread,
+            incarnation=identity.incarnation,
+            expected=session.stored_head,
+            head=HeadRow(frame.last_seq, frame.epoch, frame.links[-1].digest),
+            frame=FrameRow(frame.last_seq, frame.epoch, frame.head, frame.body),
+            checkpoint_hash=checkpoint_hash,
+            values=rows,
+            chunks=chunks,
+            run_ids=run_ids,
+        )
+        session.key = _store(ports, session, request)
+    except SurefootError as error:
+        session.latch(error)
+        raise
+    except BaseException:
+        session.latch(
+            StoreUnavailable(store=ports.store.shown, reason="the save was interrupted")
+        )
+        raise
+    _remember(ports, session, frame, request)
+    return frame.links
+
+
+def _remember(ports: Ports, session: Session, frame: SealedFrame, request: Append) -> None:
+    session.head = frame.links[-1]
+    session.stored_head = request.head
+    session.wrote = True
+    session.dirty = True
+    for digest, _ in request.values:
+        session.note_stored(digest, ports.limits.known_digests_max)
+    for chunk in request.chunks:
+        session.log_tips[chunk.log_id] = chunk.ordinal + 1
+    session.runs_noted.update(request.run_ids)
+
+
+def _store(ports: Ports, session: Session, request: Append) -> int:
+    """Sends one append; reads back what a lost reply did (a lost answer is a third outcome)."""
+    lost: OutcomeUnknown | None = None
+    for _ in range(_TRIES):
+        try:
+            key = ports.store.append(request)
+        except OutcomeUnknown as error:
+            lost = error
+            key = None
+        if key is not None:
+            return key
+        then = _after_gate(ports, session, request)
+        if then is Then.COMMITTED:
+            row = ports.store.read_thread(request.tenant, request.thread)
+            if row is not None:
+                return row.key
+        elif then is Then.AGAIN:
+            continue
+        elif then is Then.RELOAD:
+            # An honest orphan of an earlier epoch landed after we loaded; its owner is fenced
+            # by our epoch in B. Re-base on the head row as it is now: the orphan was never
+            # published, never acknowledged, and stays beside the chain.
+            row = ports.store.read_thread(request.tenant, request.thread)
+            request = replace(request, expected=None if row is None else row.head)
+        elif then is Then.FENCED:
+            raise _fenced(ports, session, "a write was refused")
+        else:
+            raise _gate_rollback(ports, session, request)
+    raise lost or StoreUnavailable(store=ports.store.shown, reason="the gate kept moving")
+
+
+def _after_gate(ports: Ports, session: Session, request: Append) -> Then:
+    row = ports.store.read_thread(request.tenant, request.thread)
+    stored = None if row is None else row.head
+    if stored == request.expected:
+        return Then.AGAIN  # nothing was stored: the reply and the request were both lost
+    mark = ports.marks.read(request.tenant, request.thread)
+    return decide_gate(
+        GateFacts(
+            our_epoch=session.epoch,
+            mark_epoch=None if mark is None else mark.epoch,
+            first_write=not session.wrote,
+            stored_epoch=None if stored is None else stored.epoch,
+            stored_is_ours=stored == request.head,
+        )
+    )
+
+
+def _fenced(ports: Ports, session: Session, reason: str) -> Fenced:
+    mark = ports.marks.read(session.identity.tenant, session.identity.thread)
+    return Fenced(
+        thread=session.identity.thread,
+        epoch=session.epoch,
+        current_epoch=None if mark is None else mark.epoch,
+        reason=reason,
+    )
+
+
+def _gate_rollback(ports: Ports, session: Session, request: Append) -> RollbackDetected:
+    row = ports.store.read_thread(request.tenant, request.thread)
+    return RollbackDetected(
+        thread=session.identity.thread,
+        witnessed_seq=session.mark.seq,
+        stored_seq=0 if row is None else row.head.seq,
+        reason="the head row changed under the epoch that owns it",
+    )
+
+
+# --- publish (P4) --------------------------------------------------------------------------------
+
+
+def publish(
+    ports: Ports,
+    session: Session,
+    *,
+    free: bool = False,
+    clean: bool = False,
+    folded: bool = False,
+    state: str = "live",
+) -> None:
+    """Publishes the session's head: the commit point (step P4). The caller holds the lock.
+
+    Args:
+        ports: Stores.
+        session: Whose head.
+        free: Give the lease back with the same statement (released, paused, at rest).
+        clean: Everything is published and no effect is open (step P7).
+        folded: A root checkpoint is among what is published.
+        state: State of the mark.
+
+    Raises:
+        Fenced: Another worker has the thread.
+        OutcomeUnknown: B did not say whether it took the mark.
+        StoreUnavailable: B could not be reached.
+        RollbackDetected: B holds a mark that this session never published.
+    """
+    session.check()
+    try:
+        _publish(ports, session, free=free, clean=clean, folded=folded, state=state)
+    except SurefootError as error:
+        session.latch(error)
+        raise
+    except BaseException:
+        session.latch(
+            StoreUnavailable(store=ports.marks.shown, reason="publishing was interrupted")
+        )
+        raise
+    session.notify()
+
+
+def _publish(
+    ports: Ports, session: Session, *, free: bool, clean: bool, folded: bool, state: str
+) -> None:
+    identity = session.identity
+    request = Publish(
+        epoch=session.epoch,
+        seq=session.mark.seq,
+        digest=session.mark.digest,
+        new_seq=session.head.seq,
+        new_digest=session.head.digest,
+        step=session.step,
+        intents=pack_intents(session.intents),
+        ttl_ms=0 if free else ports.policy.lease_ttl_ms,
+        clean=clean,
+        folded=folded,
+        state=state,
+    )
+    lost: OutcomeUnknown | None = None
+    for _ in range(_TRIES):
+        asked_ms = ports.host.monotonic_ms()
+        try:
+            done = ports.marks.publish(identity.tenant, identity.thread, request)
+        except OutcomeUnknown as error:
+            lost, done = error, False
+        if not done:
+            then = _after_publish(ports, session, request)
+            if then is Then.AGAIN:
+                continue
+            if then is Then.FENCED:
+                raise _fenced(ports, session, "the mark was not accepted")
+            if then is Then.ROLLBACK:
+                raise RollbackDetected(
+                    thread=identity.thread,
+                    witnessed_seq=session.mark.seq,
+                    stored_seq=session.head.seq,
+                    reason="the high-water store holds a mark that its owner never published",
+                )
+        session.mark = Link(request.new_seq, request.new_digest)
+        session.lease_until_ms = 0 if free else asked_ms + ports.policy.lease_ttl_ms
+        session.yielded = free
+        session.dirty = not clean
+        if folded:
+            session.tainted = False
+        return
+    raise lost or OutcomeUnknown(what="publishing", reason="the mark kept moving")
+
+
+def _after_publish(ports: Ports, session: Session, request: Publish) -> Then:
+    mark = ports.marks.read(session.identity.tenant, session.identity.thread)
+    return decide_publish(
+        PublishFacts(
+            our_epoch=session.epoch,
+            mark_epoch=None if mark is None else mark.epoch,
+            mark_digest=b"" if mark is None else mark.digest,
+            old_digest=request.digest,
+            new_digest=request.new_digest,
+        )
+    )
+
+
+def renew(ports: Ports, session: Session) -> None:
+    """Extends the lease; a store that does not answer counts as lost authority (case 26).
+
+    Raises:
+        Fenced: Another worker has the thread.
+        StoreUnavailable: B could not be reached.
+    """
+    session.check()
+    asked_ms = ports.host.monotonic_ms()
+    identity = session.identity
+    if not ports.marks.renew(
+        identity.tenant, identity.thread, session.epoch, ports.policy.lease_ttl_ms
+    ):
+        error = _fenced(ports, session, "the lease could not be renewed")
+        session.latch(error)
+        raise error
+    session.lease_until_ms = asked_ms + ports.policy.lease_ttl_ms
+

@@ -1,0 +1,326 @@
+"""Deleting, pruning and copying threads: publish what permits it, then collect (step P6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from surefoot.errors import Misuse, TamperDetected
+from surefoot.flows import journal
+from surefoot.flows.acquire import checkpoint_of, effect_of, held, seize
+from surefoot.flows.chain import Chain
+from surefoot.flows.find import Found, walk_checkpoints, writes_of
+from surefoot.flows.load import load_metadata, loader_for
+from surefoot.flows.values import Loader
+from surefoot.flows.views import look
+from surefoot.ports import ChunkRow, Kept, LogRef, Ports, Serializer
+from surefoot.rules.bodies import (
+    BODY_SCHEMAS,
+    CheckpointBody,
+    Chunks,
+    KeptFrame,
+    ProvenanceBody,
+    PruneBody,
+    Row,
+    TombstoneBody,
+    Typed,
+)
+from surefoot.rules.envelope import Kind, Record, RecordHead, hash8
+from surefoot.rules.retention import CheckpointFacts, decide_kept, decide_latest
+from surefoot.session import Session
+
+__all__ = ["copy_thread", "delete_runs", "delete_thread", "prune_thread"]
+
+_NO_SUBJECT = bytes(16)
+
+
+# --- delete ---------------------------------------------------------------------------------------
+
+
+def delete_thread(ports: Ports, thread: str) -> None:
+    """Publishes a tombstone, then deletes all rows; the mark stays for ever.
+
+    A thread whose rows do not verify any more can be deleted as well.
+
+    Raises:
+        Busy: A live worker holds the thread.
+        ResumeRefused: Stored, never witnessed (R2).
+    """
+    mark = ports.marks.read(ports.tenant, thread)
+    row = ports.store.read_thread(ports.tenant, thread)
+    if mark is None and row is None:
+        return
+    if mark is not None and mark.state == "tombstone":
+        if row is not None:
+            ports.store.delete_thread(row.key)
+        return
+    session = seize(ports, thread)
+    with session.lock:
+        body = TombstoneBody("delete_thread").pack()
+        journal.append(
+            ports, session, [Record(Kind.TOMBSTONE, BODY_SCHEMAS["X"], _NO_SUBJECT, body)]
+        )
+        journal.publish(ports, session, free=True, clean=True, folded=True, state="tombstone")
+        session.ended = True
+        if session.key is not None:
+            ports.store.delete_thread(session.key)
+
+
+# --- prune ----------------------------------------------------------------------------------------
+
+
+def prune_thread(ports: Ports, serde: Serializer, thread: str) -> None:
+    """Keeps the latest checkpoint of each namespace and what it needs (strategy keep_latest).
+
+    Raises:
+        Busy: A live worker holds the thread.
+    """
+    _collect(ports, serde, thread, "prune keep_latest", decide_latest)
+
+
+def delete_runs(
+    ports: Ports, serde: Serializer, thread: str, run_ids: Collection[str]
+) -> None:
+    """Deletes the checkpoints of a thread that these runs made, and their writes.
+
+    Checkpoints that others need to rebuild a DeltaChannel stay, and so does every effect.
+
+    Raises:
+        Busy: A live worker holds the thread.
+    """
+    unwanted = frozenset(run_ids)
+
+    def keep(facts: Sequence[CheckpointFacts]) -> frozenset[tuple[str, str]]:
+        return frozenset(f.place for f in facts if f.run_id not in unwanted)
+
+    _collect(ports, serde, thread, "delete_for_runs", keep)
+
+
+def _collect(
+    ports: Ports,
+    serde: Serializer,
+    thread: str,
+    reason: str,
+    choose: Callable[[Sequence[CheckpointFacts]], frozenset[tuple[str, str]]],
+) -> None:
+    """Publishes the kept set as a ``P`` record, then deletes the rest."""
+    if ports.marks.read(ports.tenant, thread) is None:
+        if ports.store.read_thread(ports.tenant, thread) is None:
+            return
+    with held(ports, thread) as (session, chain):
+        if chain is None:
+            return
+        loader = loader_for(ports, chain, serde)
+        found = list(walk_checkpoints(chain))
+        facts = [_facts(loader, f) for f in found]
+        kept = decide_kept(facts, choose(facts))
+        if len(kept) == len(facts):
+            return
+        plan = _plan(chain, kept)
+        body = PruneBody(plan.frames, reason, plan.hidden).pack()
+        journal.append(ports, session, [Record(Kind.PRUNE, BODY_SCHEMAS["P"], _NO_SUBJECT, body)])
+        journal.publish(ports, session, free=True, clean=True)
+        ports.store.collect(
+            chain.row.key,
+            Kept(
+                frames=[(k.last_seq, k.epoch) for k in plan.frames],
+                above_seq=session.head.seq - 1,
+                values=sorted(plan.values),
+                logs=plan.logs,
+            ),
+        )
+
+
+def _facts(loader: Loader, found: Found) -> CheckpointFacts:
+    metadata = load_metadata(loader, found)
+    counters = metadata.get("counters_since_delta_snapshot") or {}
+    run_id = metadata.get("run_id")
+    return CheckpointFacts(
+        place=(found.body.namespace, found.body.checkpoint_id),
+        parent_id=found.body.parent_id,
+        order=found.order,
+        stored=frozenset(v.channel for v in found.body.values),
+        delta=frozenset(counters),
+        run_id=run_id if isinstance(run_id, str) else None,
+    )
+
+
+@dataclass(slots=True)
+class _Plan:
+    frames: tuple[KeptFrame, ...]
+    hidden: tuple[int, ...]
+    values: set[bytes]
+    logs: dict[int, int]
+
+
+def _plan(chain: Chain, kept: Collection[tuple[str, str]]) -> _Plan:
+    """Which frames, rows and chunks the kept checkpoints and all effects need."""
+    frames: dict[tuple[int, int], KeptFrame] = {}
+    hidden: list[tuple[tuple[int, int], int]] = []
+    plan = _Plan((), (), set(), {})
+    thread = chain.identity.thread
+    tops: dict[tuple[int, int], RecordHead] = {}
+    for record in chain.walk():
+        key = chain.frame_key(record)
+        tops.setdefault(key, record)
+        needed: Iterable[Typed] | None = None
+        if record.kind is Kind.CHECKPOINT:
+            body = checkpoint_of(thread, record)
+            if (body.namespace, body.checkpoint_id) in kept:
+                needed = [body.skeleton, body.metadata, *(v.value for v in body.values)]
+            else:
+                hidden.append((key, record.link.seq))
+        elif record.kind is Kind.WRITES:
+            writes = writes_of(thread, record)
+            if (writes.namespace, writes.checkpoint_id) in kept:
+                needed = [w.value for b in writes.batches for w in b.writes]
+            else:
+                hidden.append((key, record.link.seq))
+        elif record.kind is Kind.EFFECT:
+            effect = effect_of(thread, record)
+            parts = (effect.arguments, effect.result, effect.receipt, effect.evidence)
+            needed = [t for t in parts if t is not None]
+        elif record.kind in (Kind.FORK, Kind.DECISION, Kind.ANCHORS):
+            needed = []
+        if needed is not None:
+            top = tops[key]
+            frames[key] = KeptFrame(*key, top.link.seq, top.link.digest)
+            _note(plan, needed)
+    plan.frames = tuple(sorted(frames.values(), key=lambda k: -k.link_seq))
+    plan.hidden = tuple(seq for key, seq in hidden if key in frames)
+    return plan
+
+
+def _note(plan: _Plan, needed: Iterable[Typed]) -> None:
+    for typed in needed:
+        if isinstance(typed.ref, Row):
+            plan.values.add(typed.ref.digest)
+        elif isinstance(typed.ref, Chunks):
+            for segment in typed.ref.segments:
+                plan.logs[segment.log_id] = max(plan.logs.get(segment.log_id, 0), segment.count)
+
+
+# --- copy -----------------------------------------------------------------------------------------
+
+
+def copy_thread(ports: Ports, serde: Serializer, source: str, target: str) -> None:
+    """Copies checkpoints and writes under a new identity; effects stay with their thread.
+
+    The source is verified under its own identity and sealed again under the target's, with a
+    record of provenance first.
+
+    Raises:
+        Misuse: The target has checkpoints already, or is the source.
+        Busy: A live worker holds the target.
+        TamperDetected: The source does not verify.
+    """
+    if source == target:
+        raise Misuse(field="target_thread_id", reason="is the source itself")
+    chain = look(ports, source)
+    if chain is None:
+        return
+    records = [r for r in chain.walk() if r.kind in (Kind.CHECKPOINT, Kind.WRITES)]
+    if not records:
+        return
+    with held(ports, target) as (session, existing):
+        if existing is not None and any(True for _ in walk_checkpoints(existing)):
+            raise Misuse(field="target_thread_id", reason=f"thread {target!r} has checkpoints")
+        loader = loader_for(ports, chain, serde)
+        provenance = ProvenanceBody(
+            source, chain.identity.incarnation, chain.head.seq, chain.head.digest
+        ).pack()
+        journal.append(
+            ports, session, [Record(Kind.FORK, BODY_SCHEMAS["F"], _NO_SUBJECT, provenance)]
+        )
+        _copy_records(ports, session, chain, loader, records)
+        journal.publish(ports, session, free=True, clean=True, folded=True)
+
+
+def _copy_records(
+    ports: Ports, session: Session, chain: Chain, loader: Loader, newest_first: Sequence[RecordHead]
+) -> None:
+    moved: dict[int, int] = {}
+    copied_rows: set[bytes] = set()
+    copied_logs: dict[int, int] = {}
+    for record in reversed(newest_first):
+        hint: bytes | None = None
+        runs: list[str] = []
+        if record.kind is Kind.CHECKPOINT:
+            body = _rebased(checkpoint_of(chain.identity.thread, record), record, moved)
+            typed = [body.skeleton, body.metadata, *(v.value for v in body.values)]
+            loader.fetch(typed)
+            hint = hash8(body.checkpoint_id)
+            run_id = loader.load(body.metadata).get("run_id")
+            runs = [run_id] if isinstance(run_id, str) and run_id not in session.runs_noted else []
+            packed = body.pack()
+            if body.namespace == "":
+                session.step = body.step
+        else:
+            writes = writes_of(chain.identity.thread, record)
+            typed = [w.value for b in writes.batches for w in b.writes]
+            loader.fetch(typed)
+            packed = writes.pack()
+        rows = _rows(loader, typed, copied_rows)
+        chunks = _chunks(ports, chain, typed, copied_logs)
+        sealed = Record(record.kind, record.schema, record.subject, packed)
+        (link,) = journal.append(
+            ports,
+            session,
+            [sealed],
+            rows=rows,
+            chunks=chunks,
+            checkpoint_hash=hint,
+            run_ids=runs,
+        )
+        moved[record.link.seq] = link.seq
+
+
+def _rebased(body: CheckpointBody, record: RecordHead, moved: dict[int, int]) -> CheckpointBody:
+    """A checkpoint body for another chain: branch ids stay, seqs are those of the new chain."""
+    if body.born:
+        body = replace(body, branch=record.link.digest, born=False)
+    of = body.extra.get("of")
+    if of is not None:
+        body = replace(body, extra={**body.extra, "of": moved.get(of, of)})
+    return replace(body, folds=())
+
+
+def _rows(loader: Loader, typed: Iterable[Typed], done: set[bytes]) -> list[tuple[bytes, bytes]]:
+    out: list[tuple[bytes, bytes]] = []
+    for item in typed:
+        ref = item.ref
+        if isinstance(ref, Row) and ref.digest not in done:
+            loader.raw(item)  # verifies that it is there and whole
+            out.append((ref.digest, loader.values[ref.digest]))
+            done.add(ref.digest)
+    return out
+
+
+def _chunks(
+    ports: Ports, chain: Chain, typed: Iterable[Typed], done: dict[int, int]
+) -> list[ChunkRow]:
+    out: list[ChunkRow] = []
+    for item in typed:
+        if not isinstance(item.ref, Chunks):
+            continue
+        for segment in item.ref.segments:
+            have = done.get(segment.log_id, 0)
+            if have >= segment.count:
+                continue
+            answer = ports.store.read_values(
+                chain.row.key, [], [LogRef(segment.log_id, segment.count)]
+            )
+            bodies = list(answer.chunks.get(segment.log_id, ()))
+            if len(bodies) < segment.count:
+                raise TamperDetected(
+                    thread=chain.identity.thread,
+                    what="a value",
+                    seq=None,
+                    reason="chunks of a list are not stored",
+                )
+            out += [
+                ChunkRow(segment.log_id, ordinal, bodies[ordinal])
+                for ordinal in range(have, segment.count)
+            ]
+            done[segment.log_id] = segment.count
+    return out

@@ -1,0 +1,460 @@
+"""Saving: checkpoints and pending writes (steps P3 to P5).
+
+Writes of tasks are enqueued and ride with the next checkpoint in one frame, one statement,
+one commit. Special writes (interrupt, error, resume) and everything that reads or ends the
+run flush the queue first. Values are serialised, digested and sealed before any connection
+is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from surefoot.errors import Misuse, SurefootError
+from surefoot.flows import journal
+from surefoot.flows.acquire import known_of
+from surefoot.flows.chain import Chain
+from surefoot.flows.find import Found, bodies_of, find_checkpoint
+from surefoot.flows.values import Loader, Writer
+from surefoot.ports import Ports, Serializer
+from surefoot.rules.bodies import (
+    BODY_SCHEMAS,
+    Batch,
+    ChannelValue,
+    CheckpointBody,
+    Chunks,
+    Typed,
+    Write,
+    WritesBody,
+)
+from surefoot.rules.envelope import Kind, Link, Record, RecordHead, checkpoint_subject, hash8
+from surefoot.rules.rest import decide_at_rest
+from surefoot.session import Pending, Session
+
+__all__ = [
+    "CheckpointSave",
+    "Then",
+    "WritesSave",
+    "enqueue",
+    "flush",
+    "learn_older",
+    "prime",
+    "put",
+    "recall",
+]
+
+_INTERRUPT = "__interrupt__"
+_ERROR = "__error__"
+_HANDLED = "__error_source_node__"
+_CLOSED_STATES = frozenset({"succeeded", "failed", "absent", "compensated", "abandoned"})
+
+
+class Then(Enum):
+    """What has to follow an enqueued batch."""
+
+    RIDE = "ride with the next checkpoint"
+    FLUSH = "flush now"
+    PAUSE = "flush now and give the lease back: the run waits or ends"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSave:
+    """A checkpoint to be saved.
+
+    Attributes:
+        namespace: Checkpoint namespace.
+        checkpoint: LangGraph's checkpoint.
+        metadata: What is stored as metadata, credentials left out already.
+        parent_id: Checkpoint it follows, or None.
+        new_versions: Channels that changed, with their versions.
+    """
+
+    namespace: str
+    checkpoint: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    parent_id: str | None
+    new_versions: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WritesSave:
+    """One `put_writes` call.
+
+    Attributes:
+        namespace: Checkpoint namespace.
+        checkpoint_id: Checkpoint the writes are pending on.
+        writes: (index, channel, value) of each write.
+        task_id: Of the task.
+        task_path: Of the task.
+        replaces: The batch is made of special channels only.
+    """
+
+    namespace: str
+    checkpoint_id: str
+    writes: Sequence[tuple[int, str, Any]]
+    task_id: str
+    task_path: str
+    replaces: bool
+
+
+def _writer(ports: Ports, serde: Serializer) -> Writer:
+    limits = ports.limits
+    return Writer(
+        serde, limits.inline_value_bytes, limits.list_chunk_min_items, limits.list_segments_max
+    )
+
+
+# --- pending writes ------------------------------------------------------------------------------
+
+
+def enqueue(ports: Ports, session: Session, serde: Serializer, save: WritesSave) -> Then:
+    """Serialises a batch and enqueues it.
+
+    Returns:
+        What has to follow: special writes are flushed at once (interrupt, error, resume).
+
+    Raises:
+        NotStorable: A value cannot be stored faithfully. The session is latched, so that no
+            further effect runs on a step that cannot be saved (E10).
+        Fenced: Another worker has the thread.
+        SaveFailed: An earlier save of this run failed.
+    """
+    session.check()
+    writer = _writer(ports, serde)
+    try:
+        writes = tuple(
+            Write(idx, channel, writer.value(value, channel=channel))
+            for idx, channel, value in save.writes
+        )
+    except SurefootError as error:
+        session.latch(error)
+        raise
+    batch = Batch(save.task_id, save.task_path, save.replaces, writes)
+    pending = Pending(
+        save.namespace,
+        save.checkpoint_id,
+        batch,
+        tuple(writer.rows),
+        ports.host.monotonic_ms(),
+    )
+    with session.queue_lock:
+        session.queue.append(pending)
+    channels = {w.channel for w in writes}
+    if _INTERRUPT in channels or (_ERROR in channels and _HANDLED not in channels):
+        return Then.PAUSE
+    return Then.FLUSH if save.replaces or _ERROR in channels else Then.RIDE
+
+
+def flush(
+    ports: Ports, session: Session, *, everything: bool = True, free: bool = False
+) -> None:
+    """Stores and publishes what is enqueued.
+
+    Args:
+        ports: Stores.
+        session: Whose queue.
+        everything: Also writes whose checkpoint is not stored yet (they are noted as early).
+        free: Give the lease back with the publish: the run is about to end or to wait.
+
+    Raises:
+        Fenced: Another worker has the thread.
+        StoreUnavailable: A store did not answer; the session is latched.
+    """
+    with session.lock:
+        pending = _drain(session, everything=everything)
+        if pending:
+            records, rows = _write_records(ports, session, pending)
+            journal.append(ports, session, records, rows=rows)
+        if session.head != session.mark or (free and not session.yielded):
+            journal.publish(ports, session, free=free)
+
+
+def _drain(session: Session, *, everything: bool, also: tuple[str, str] | None = None) -> list[Pending]:
+    """Takes what may be written now out of the queue, in its order."""
+    with session.queue_lock:
+        if everything:
+            taken, session.queue = session.queue, []
+            return taken
+        taken, left = [], []
+        for item in session.queue:
+            target = (item.namespace, item.checkpoint_id)
+            (taken if target in session.known or target == also else left).append(item)
+        session.queue = left
+        return taken
+
+
+def _write_records(
+    ports: Ports, session: Session, pending: Sequence[Pending]
+) -> tuple[list[Record], list[tuple[bytes, bytes]]]:
+    """One record per checkpoint that the writes are pending on."""
+    by_target: dict[tuple[str, str], list[Batch]] = {}
+    rows: dict[bytes, bytes] = {}
+    for item in pending:
+        by_target.setdefault((item.namespace, item.checkpoint_id), []).append(item.batch)
+        rows.update(item.rows)
+    records: list[Record] = []
+    for target, batches in by_target.items():
+        subject = checkpoint_subject(*target)
+        seq = session.head.seq + len(records) + 1
+        if target not in session.known and subject not in session.early:
+            if not _stored(ports, session, target[1]):
+                session.early[subject] = seq
+        body = WritesBody(*target, tuple(batches)).pack()
+        records.append(Record(Kind.WRITES, BODY_SCHEMAS["W"], subject, body))
+    return records, [(d, s) for d, s in rows.items() if d not in session.stored_digests]
+
+
+def _stored(ports: Ports, session: Session, checkpoint_id: str) -> bool:
+    """Whether a checkpoint seems to be stored; a wrong answer only costs reading more."""
+    if session.key is None:
+        return False
+    return bool(ports.store.find_checkpoint(session.key, hash8(checkpoint_id)))
+
+
+# --- checkpoints ---------------------------------------------------------------------------------
+
+
+def put(
+    ports: Ports, session: Session, serde: Serializer, save: CheckpointSave, *, last: bool = False
+) -> None:
+    """Stores a checkpoint with all writes that wait, and publishes it: the commit point.
+
+    Args:
+        ports: Stores.
+        session: Whose journal.
+        serde: Serialiser of the calling saver.
+        save: The checkpoint.
+        last: A direct call: give the lease back with the publish.
+
+    Raises:
+        NotStorable: A value cannot be stored; the session is latched, nothing is stored.
+        Misuse: The parent is not stored.
+        Fenced: Another worker has the thread.
+        StoreUnavailable: A store did not answer; the session is latched.
+    """
+    with session.lock:
+        session.check()
+        checkpoint_id = str(save.checkpoint["id"])
+        place = (save.namespace, checkpoint_id)
+        writer = _writer(ports, serde)
+        try:
+            body, refs = _checkpoint_body(ports, session, serde, writer, save)
+        except SurefootError as error:
+            session.latch(error)
+            raise
+        subject = checkpoint_subject(*place)
+        before = _drain(session, everything=False, also=place)
+        own = [p for p in before if (p.namespace, p.checkpoint_id) == place]
+        others = [p for p in before if (p.namespace, p.checkpoint_id) != place]
+        records, rows = _write_records(ports, session, others)
+        at = len(records)
+        records.append(Record(Kind.CHECKPOINT, BODY_SCHEMAS["C"], subject, body.pack()))
+        if own:
+            early = WritesBody(*place, tuple(p.batch for p in own)).pack()
+            records.append(Record(Kind.WRITES, BODY_SCHEMAS["W"], subject, early))
+            rows += [r for p in own for r in p.rows]
+        rows += [r for r in writer.rows if r[0] not in session.stored_digests]
+        run_id = save.metadata.get("run_id")
+        links = journal.append(
+            ports,
+            session,
+            records,
+            rows=list(dict(rows).items()),
+            chunks=writer.chunks,
+            checkpoint_hash=hash8(checkpoint_id),
+            run_ids=_new_runs(session, run_id),
+        )
+        session.early.pop(subject, None)
+        _learn_saved(session, body, links[at], refs, writer)
+        rest = save.namespace == "" and decide_at_rest(
+            str(save.metadata.get("source")),
+            [v.channel for v in body.values],
+            save.checkpoint.get("channel_versions", {}).keys(),
+        )
+        if save.namespace == "":
+            session.step = body.step
+        with session.queue_lock:
+            idle = not session.queue and not session.running
+        journal.publish(
+            ports,
+            session,
+            free=rest or last,
+            clean=(rest or last) and idle,
+            folded=save.namespace == "",
+        )
+
+
+def _new_runs(session: Session, run_id: object) -> list[str]:
+    if not isinstance(run_id, str) or run_id in session.runs_noted:
+        return []
+    return [run_id]
+
+
+def _checkpoint_body(
+    ports: Ports, session: Session, serde: Serializer, writer: Writer, save: CheckpointSave
+) -> tuple[CheckpointBody, dict[str, tuple[Any, Typed]]]:
+    checkpoint_id = str(save.checkpoint["id"])
+    parent = _parent(ports, session, save)
+    _prime_parent(ports, session, serde, save.namespace, parent)
+    known = session.known.get((save.namespace, checkpoint_id))
+    branch, born = _branch(session, save, known is not None)
+    versions = save.checkpoint.get("channel_versions", {})
+    values = save.checkpoint.get("channel_values", {})
+    refs: dict[str, tuple[Any, Typed]] = {}
+    cached = session.refs.get(save.namespace, {})
+    for channel in sorted(values.keys() | versions.keys()):
+        version = versions.get(channel)
+        held = cached.get(channel)
+        same = held is not None and channel not in save.new_versions and held[0] == version
+        if held is not None and same:
+            refs[channel] = held
+        elif channel in values:
+            typed = writer.channel(session, save.namespace, channel, values[channel])
+            refs[channel] = (version, typed)
+    skeleton = {k: v for k, v in save.checkpoint.items() if k != "channel_values"}
+    step = save.metadata.get("step")
+    extra: dict[str, Any] = {} if known is None else {"of": known.seq}
+    body = CheckpointBody(
+        namespace=save.namespace,
+        checkpoint_id=checkpoint_id,
+        parent_id=save.parent_id,
+        step=step if isinstance(step, int) else -3,
+        branch=branch,
+        born=born,
+        skeleton=writer.value(skeleton, channel="(checkpoint)"),
+        metadata=writer.value(dict(save.metadata), channel="(metadata)"),
+        values=tuple(ChannelValue(channel, typed) for channel, (_, typed) in refs.items()),
+        folds=tuple(
+            slot
+            for slot, place in session.unfolded.items()
+            if place == (save.namespace, save.parent_id)
+            and session.effects[slot].state in _CLOSED_STATES
+        ),
+        extra=extra,
+    )
+    return body, refs
+
+
+def _parent(ports: Ports, session: Session, save: CheckpointSave) -> CheckpointBody | None:
+    """The parent's body; it has to be stored (a failed save is never skipped over)."""
+    if session.control is None:
+        recall(ports, session, save.namespace, str(save.checkpoint["id"]))
+    if save.parent_id is None:
+        return None
+    place = (save.namespace, save.parent_id)
+    if not recall(ports, session, *place):
+        raise Misuse(
+            field="config['configurable']['checkpoint_id']",
+            reason=f"the parent {save.parent_id} is not stored in this thread and namespace",
+        )
+    return session.bodies.get(place)
+
+
+def recall(ports: Ports, session: Session, namespace: str, checkpoint_id: str) -> bool:
+    """Learns a checkpoint that lies further back in the chain than what was scanned.
+
+    Returns:
+        False when it is not stored.
+    """
+    if (namespace, checkpoint_id) in session.known:
+        return True
+    if not _stored(ports, session, checkpoint_id):
+        return False
+    row, rows = ports.store.read_newest(
+        session.identity.tenant, session.identity.thread, limit=1
+    )
+    if row is None:
+        return False
+    chain = Chain(ports, session.identity, row, session.head, rows)
+    found = find_checkpoint(chain, ports, namespace, checkpoint_id)
+    if found is None:
+        return False
+    learn_older(session, chain, found)
+    return True
+
+
+def learn_older(session: Session, chain: Chain, found: Found) -> None:
+    """Notes an older checkpoint, and whether it still is the head of its branch."""
+    known = replace(known_of(found.record, found.body), seq=found.order)
+    place = (known.namespace, known.checkpoint_id)
+    if place in session.known:
+        return
+    later = bodies_of(chain, found.later)
+    session.known[place] = known
+    session.bodies[place] = found.body
+    session.latest.setdefault(
+        known.namespace, later[0].checkpoint_id if later else known.checkpoint_id
+    )
+    if not any(b.parent_id == known.checkpoint_id and not b.born for b in later):
+        session.branch_heads.setdefault((known.namespace, known.branch), known.checkpoint_id)
+
+
+def _branch(session: Session, save: CheckpointSave, again: bool) -> tuple[bytes, bool]:
+    """Branch of a checkpoint, and whether it begins one.
+
+    A branch is born by the first checkpoint whose parent is not its branch's head.
+    """
+    if again:
+        return session.known[(save.namespace, str(save.checkpoint["id"]))].branch, False
+    if save.parent_id is None:
+        return b"", save.namespace in session.latest
+    parent = session.known[(save.namespace, save.parent_id)]
+    head = session.branch_heads.get((save.namespace, parent.branch))
+    return (parent.branch, False) if head == save.parent_id else (b"", True)
+
+
+def _prime_parent(
+    ports: Ports,
+    session: Session,
+    serde: Serializer,
+    namespace: str,
+    parent: CheckpointBody | None,
+) -> None:
+    """What the parent's channels are stored as, so that unchanged ones are not stored again."""
+    if namespace in session.refs or parent is None or session.key is None:
+        return
+    loader = Loader(session.identity.thread, ports.store, session.key, serde)
+    prime(session, loader, parent)
+
+
+def prime(session: Session, loader: Loader, body: CheckpointBody) -> None:
+    """Remembers how a loaded checkpoint's channels are stored."""
+    loader.fetch([body.skeleton, *(v.value for v in body.values if isinstance(v.value.ref, Chunks))])
+    versions = loader.load(body.skeleton).get("channel_versions", {})
+    session.refs[body.namespace] = {
+        v.channel: (versions.get(v.channel), v.value) for v in body.values
+    }
+    for held in body.values:
+        if isinstance(held.value.ref, Chunks):
+            session.lists[(body.namespace, held.channel)] = loader.list_state(held.value.ref)
+    for log, tip in loader.tips.items():
+        session.log_tips[log] = max(tip, session.log_tips.get(log, 0))
+
+
+def _learn_saved(
+    session: Session,
+    body: CheckpointBody,
+    link: Link,
+    refs: dict[str, tuple[Any, Typed]],
+    writer: Writer,
+) -> None:
+    record = RecordHead(link, b"", session.epoch, Kind.CHECKPOINT, 1, b"", None)
+    known = known_of(record, body)
+    place = (known.namespace, known.checkpoint_id)
+    again = place in session.known
+    if not again:
+        session.known[place] = known
+        session.latest[known.namespace] = known.checkpoint_id
+        session.branch_heads[(known.namespace, known.branch)] = known.checkpoint_id
+    session.bodies[place] = body
+    session.refs[known.namespace] = refs
+    session.lists.update(writer.lists)
+    for slot in body.folds:
+        session.unfolded.pop(slot, None)
+        session.intents.pop(slot, None)
+        session.effects.pop(slot, None)
+    if known.namespace == "":
+        session.ordinals.clear()

@@ -1,0 +1,283 @@
+"""Values: from objects to stored pieces and back.
+
+Small values travel inside the record, large ones become content-addressed rows, lists become
+append-only chunks of logs, so that a conversation of n messages costs O(n) bytes. Everything
+is addressed by digests of *stored* bytes: a value is verified before it is decompressed, and
+decompressed before it is decoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from surefoot.errors import NotStorable, TamperDetected
+from surefoot.ports import ChunkRow, ContentStore, LogRef, Serializer
+from surefoot.rules.bodies import (
+    BodyError,
+    Chunks,
+    Inline,
+    Row,
+    Segment,
+    Typed,
+    ValueRef,
+    pack_stored,
+    unpack_stored,
+)
+from surefoot.session import ListChunk, ListState, Session
+
+__all__ = ["ListCodec", "Loader", "Writer", "plan_list"]
+
+_CHUNK_ITEMS_MAX = 64
+_ZERO = bytes(32)
+
+
+class ListCodec(Protocol):
+    """A serialiser that can take lists apart and put them together again."""
+
+    def list_items(self, value: list[Any]) -> list[bytes] | None:
+        """Serialised elements, or None when this list cannot be taken apart."""
+
+    def join_items(self, items: Sequence[bytes], count: int) -> bytes:
+        """Serialised list from concatenated serialised elements."""
+
+
+@dataclass(slots=True)
+class Writer:
+    """Collects what one append has to store.
+
+    Attributes:
+        rows: Digest and stored bytes of new content-addressed rows.
+        chunks: New list chunks.
+    """
+
+    serde: Serializer
+    inline_value_bytes: int
+    list_chunk_min_items: int
+    list_segments_max: int
+    rows: list[tuple[bytes, bytes]] = field(default_factory=list)
+    chunks: list[ChunkRow] = field(default_factory=list)
+    lists: dict[tuple[str, str], ListState] = field(default_factory=dict)
+
+    def value(self, value: Any, *, channel: str) -> Typed:
+        """Serialises a value into the record or a row.
+
+        Raises:
+            NotStorable: It cannot be stored faithfully; names the channel and the path.
+        """
+        try:
+            tag, raw = self.serde.dumps_typed(value)
+        except NotStorable as error:
+            raise NotStorable(**{**error.fields, "channel": channel}) from None
+        return Typed(tag, self.bytes(raw))
+
+    def bytes(self, raw: bytes) -> ValueRef:
+        """A reference to serialised bytes."""
+        stored = pack_stored(raw)
+        if len(stored) <= self.inline_value_bytes:
+            return Inline(stored)
+        digest = hashlib.sha256(stored).digest()
+        self.rows.append((digest, stored))
+        return Row(digest, len(stored))
+
+    def channel(self, session: Session, namespace: str, channel: str, value: Any) -> Typed:
+        """Serialises a channel's value; lists that grew store only what is new.
+
+        Raises:
+            NotStorable: It cannot be stored faithfully; names the channel and the path.
+        """
+        items = self._items(value, channel)
+        if items is None:
+            return self.value(value, channel=channel)
+        before = session.lists.get((namespace, channel))
+        state, chunks = plan_list(session, before, items, self.list_segments_max)
+        self.chunks.extend(chunks)
+        self.lists[(namespace, channel)] = state
+        return Typed("msgpack", _chunks_ref(state))
+
+    def _items(self, value: Any, channel: str) -> list[bytes] | None:
+        if type(value) is not list or len(value) < self.list_chunk_min_items:
+            return None
+        take_apart = getattr(self.serde, "list_items", None)
+        if take_apart is None:
+            return None
+        try:
+            items: list[bytes] | None = take_apart(value)
+        except NotStorable as error:
+            raise NotStorable(**{**error.fields, "channel": channel}) from None
+        return items
+
+
+def _chunks_ref(state: ListState) -> Chunks:
+    return Chunks(
+        tuple(
+            Segment(log, len(pieces), sum(p.items for p in pieces), pieces[-1].running)
+            for log, pieces in state.segments
+            if pieces
+        )
+    )
+
+
+def plan_list(
+    session: Session, before: ListState | None, items: Sequence[bytes], segments_max: int
+) -> tuple[ListState, list[ChunkRow]]:
+    """Keeps the stored pieces that still stand at the beginning, and adds the rest.
+
+    The rest goes behind the last kept piece when that is still the end of its log (as the
+    store and this session know it), otherwise into a new log: a fork never writes where
+    another branch has written.
+    """
+    kept: list[tuple[int, list[ListChunk]]] = []
+    at = 0
+    whole = True
+    for log, pieces in before.segments if before else ():
+        good: list[ListChunk] = []
+        for piece in pieces:
+            part = items[at : at + piece.items]
+            if len(part) != piece.items or _raw_digest(part) != piece.raw_digest:
+                whole = False
+                break
+            good.append(piece)
+            at += piece.items
+        if good:
+            kept.append((log, good))
+        if not whole:
+            break
+    rest = items[at:]
+    if not rest:
+        return ListState(kept), []
+    can_extend = bool(kept) and session.log_tips.get(kept[-1][0]) == len(kept[-1][1])
+    if not can_extend and len(kept) >= segments_max:
+        kept, rest, at = [], items, 0
+    if not (can_extend and kept):
+        kept.append((session.new_log(), []))
+    log, pieces = kept[-1]
+    pieces = list(pieces)
+    chunks: list[ChunkRow] = []
+    for start in range(0, len(rest), _CHUNK_ITEMS_MAX):
+        part = rest[start : start + _CHUNK_ITEMS_MAX]
+        body = len(part).to_bytes(4, "big") + pack_stored(b"".join(part))
+        running = _running(pieces[-1].running if pieces else _ZERO, body)
+        chunks.append(ChunkRow(log, len(pieces), body))
+        pieces.append(ListChunk(len(part), _raw_digest(part), running))
+    kept[-1] = (log, pieces)
+    return ListState(kept), chunks
+
+
+def _raw_digest(items: Iterable[bytes]) -> bytes:
+    return hashlib.sha256(b"".join(items)).digest()
+
+
+def _running(before: bytes, body: bytes) -> bytes:
+    return hashlib.sha256(before + hashlib.sha256(body).digest()).digest()
+
+
+@dataclass(slots=True)
+class Loader:
+    """Fetches and verifies the pieces of values, in one statement for all of them."""
+
+    thread: str
+    store: ContentStore
+    key: int
+    serde: Serializer
+    values: dict[bytes, bytes] = field(default_factory=dict)
+    logs: dict[int, list[bytes]] = field(default_factory=dict)
+    tips: dict[int, int] = field(default_factory=dict)
+
+    def fetch(self, wanted: Iterable[Typed]) -> None:
+        """Reads all rows and chunks that these values refer to and that are not at hand."""
+        digests: set[bytes] = set()
+        logs: dict[int, int] = {}
+        for typed in wanted:
+            ref = typed.ref
+            if isinstance(ref, Row) and ref.digest not in self.values:
+                digests.add(ref.digest)
+            elif isinstance(ref, Chunks):
+                for segment in ref.segments:
+                    if len(self.logs.get(segment.log_id, ())) < segment.count:
+                        logs[segment.log_id] = max(logs.get(segment.log_id, 0), segment.count)
+        if not digests and not logs:
+            return
+        answer = self.store.read_values(
+            self.key, sorted(digests), [LogRef(log, logs[log]) for log in sorted(logs)]
+        )
+        for digest, stored in answer.values.items():
+            if not hmac.compare_digest(hashlib.sha256(stored).digest(), digest):
+                raise self._broken("a value does not match its digest")
+            self.values[digest] = stored
+        for log, pieces in answer.chunks.items():
+            self.logs[log] = list(pieces)
+        self.tips.update(answer.tips)
+
+    def load(self, typed: Typed) -> Any:
+        """The value. Its pieces must have been fetched.
+
+        Raises:
+            TamperDetected: A piece is missing or does not match its digest.
+            NotLoadable: It names a type that cannot be rebuilt.
+        """
+        return self.serde.loads_typed((typed.tag, self.raw(typed)))
+
+    def raw(self, typed: Typed) -> bytes:
+        """The serialised bytes, verified and decompressed.
+
+        Raises:
+            TamperDetected: A piece is missing or does not match its digest.
+        """
+        ref = typed.ref
+        try:
+            if isinstance(ref, Inline):
+                return unpack_stored(ref.stored)
+            if isinstance(ref, Row):
+                stored = self.values.get(ref.digest)
+                if stored is None or len(stored) != ref.size:
+                    raise self._broken("a value that a record names is not stored")
+                return unpack_stored(stored)
+            parts = [part for part, _ in self._pieces(ref)]
+            count = sum(s.items for s in ref.segments)
+            join = getattr(self.serde, "join_items", None)
+            if join is None:
+                raise self._broken("this serialiser cannot read chunked lists")
+            joined: bytes = join(parts, count)
+            return joined
+        except BodyError as error:
+            raise self._broken(str(error)) from None
+
+    def list_state(self, ref: Chunks) -> ListState:
+        """What a session needs to go on appending to a list that was loaded."""
+        state = ListState()
+        pieces = self._pieces(ref)
+        for segment in ref.segments:
+            running = _ZERO
+            known: list[ListChunk] = []
+            for body in self.logs[segment.log_id][: segment.count]:
+                part, items = next(pieces)
+                running = _running(running, body)
+                known.append(ListChunk(items, hashlib.sha256(part).digest(), running))
+            state.segments.append((segment.log_id, known))
+        return state
+
+    def _pieces(self, ref: Chunks) -> Iterator[tuple[bytes, int]]:
+        """Verified serialised elements of each chunk, with their count."""
+        for segment in ref.segments:
+            bodies = self.logs.get(segment.log_id, [])[: segment.count]
+            if len(bodies) != segment.count:
+                raise self._broken("chunks of a list are not stored")
+            running = _ZERO
+            for body in bodies:
+                running = _running(running, body)
+            if not hmac.compare_digest(running, segment.digest):
+                raise self._broken("chunks of a list do not match their digest")
+            items = 0
+            for body in bodies:
+                count = int.from_bytes(body[:4], "big")
+                items += count
+                yield unpack_stored(body[4:]), count
+            if items != segment.items:
+                raise self._broken("a list has another number of elements than recorded")
+
+    def _broken(self, reason: str) -> TamperDetected:
+        return TamperDetected(thread=self.thread, what="a value", seq=None, reason=reason)

@@ -1,0 +1,108 @@
+"""The process and its host: clocks, and how a lease holder describes itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+
+from surefoot.rules.lease import HolderFacts, ProcessFacts
+
+__all__ = ["LocalHost"]
+
+_TOKEN_BYTES = 8
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _start_of(pid: int) -> int | None:
+    """Start time of a process in ticks; None when it is gone or a zombie, 0 when unknown."""
+    try:
+        raw = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None if Path("/proc/self/stat").exists() else 0
+    except OSError:
+        return 0
+    fields = raw.rpartition(")")[2].split()
+    if not fields or fields[0] in ("Z", "X", "x"):
+        return None  # a zombie runs no more code; it only waits to be reaped
+    try:
+        return int(fields[19])
+    except (IndexError, ValueError):
+        return 0
+
+
+class LocalHost:
+    """Facts about this process, and proofs about others on the same host."""
+
+    def __init__(self) -> None:
+        self._boot = _read("/proc/sys/kernel/random/boot_id")
+        self._namespace = _pid_namespace()
+
+    def facts(self) -> ProcessFacts:
+        """This process; asked anew each time because a fork changes the answer."""
+        pid = os.getpid()
+        return ProcessFacts(self._boot, self._namespace, pid, _start_of(pid) or 0)
+
+    def describe(self) -> str:
+        """Text that goes into the high-water store as the owner of an acquisition."""
+        facts = self.facts()
+        return json.dumps(
+            {
+                "host": socket.gethostname(),
+                "boot": facts.boot_id,
+                "ns": facts.pid_namespace,
+                "pid": facts.pid,
+                "start": facts.start,
+                "token": secrets.token_hex(_TOKEN_BYTES),
+            },
+            separators=(",", ":"),
+        )
+
+    def holder(self, owner: str) -> HolderFacts:
+        """What this host can say about the holder that described itself as ``owner``."""
+        here = self.facts()
+        try:
+            raw = json.loads(owner)
+            holder = ProcessFacts(
+                str(raw["boot"]), str(raw["ns"]), int(raw["pid"]), int(raw["start"])
+            )
+        except (ValueError, KeyError, TypeError):
+            return HolderFacts(None, here, 0)
+        same = (holder.boot_id, holder.pid_namespace) == (here.boot_id, here.pid_namespace)
+        return HolderFacts(holder, here, _start_of(holder.pid) if same else 0)
+
+    def shown(self, owner: str) -> str:
+        """Readable form of an owner."""
+        try:
+            raw = json.loads(owner)
+            return f"pid {int(raw['pid'])} on {raw['host']}"
+        except (ValueError, KeyError, TypeError):
+            return "an unknown holder"
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds of the local monotonic clock."""
+        return time.monotonic_ns() // 1_000_000
+
+    def now_us(self) -> int:
+        """Microseconds since the epoch on the local clock; for people, never for decisions."""
+        return time.time_ns() // 1_000
+
+    def pause(self, milliseconds: int) -> None:
+        """Waits between two tries."""
+        time.sleep(milliseconds / 1000)

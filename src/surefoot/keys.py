@@ -1,0 +1,243 @@
+"""Keys: a ring of named HMAC keys and the keys derived from them for each thread.
+
+HKDF-SHA-256 (RFC 5869) separates tenants, threads and purposes, so a derived key that leaks
+opens one thread only. HKDF is two calls of the standard library's ``hmac``; Ed25519 and AES
+come from ``cryptography`` where they are needed. See docs/adr/0004.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from surefoot.errors import KeyMissing, Misconfigured
+from surefoot.rules.envelope import tlv
+
+__all__ = ["ENV_KEYS", "Key", "Keyring", "default_key_file", "hkdf"]
+
+#: Holds the keys themselves (JSON) or the path of a key file.
+ENV_KEYS = "SUREFOOT_KEYS"
+_STATES = ("primary", "enabled", "retired")
+_MIN_BYTES = 32
+
+
+def default_key_file() -> Path:
+    """Where `surefoot init` puts the key file: ``$XDG_CONFIG_HOME/surefoot/keys.json``."""
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "surefoot" / "keys.json"
+
+
+def hkdf(secret: bytes, info: bytes, *, salt: bytes = b"", length: int = 32) -> bytes:
+    """HKDF-SHA-256 (RFC 5869, sections 2.2 and 2.3).
+
+    Args:
+        secret: Input keying material.
+        info: Context; different contexts give unrelated keys.
+        salt: Optional salt; empty means 32 zero bytes.
+        length: Bytes wanted, up to 8160.
+    """
+    if not 0 < length <= 255 * 32:
+        raise ValueError("HKDF-SHA-256 gives 1 to 8160 bytes")
+    prk = hmac.digest(salt or bytes(32), secret, "sha256")
+    block, out = b"", b""
+    for counter in range(1, -(-length // 32) + 1):
+        block = hmac.digest(prk, block + info + bytes((counter,)), "sha256")
+        out += block
+    return out[:length]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of the ring. Its secret never appears in a repr.
+
+    Attributes:
+        key_id: Name, stored beside every seal.
+        secret: At least 32 bytes.
+        state: ``primary`` (seals and verifies), ``enabled`` (verifies) or ``retired`` (refused).
+    """
+
+    key_id: str
+    secret: bytes = field(repr=False)
+    state: str = "enabled"
+
+
+class Keyring:
+    """HMAC keys by id: exactly one primary, any number enabled or retired.
+
+    Raises:
+        Misconfigured: No key, no or several primaries, a short or malformed secret.
+    """
+
+    def __init__(self, keys: Iterable[Key]) -> None:
+        self._keys = {}
+        for key in keys:
+            _check(key)
+            if key.key_id in self._keys:
+                raise Misconfigured(field="keys", reason=f"key id {key.key_id!r} stands twice")
+            self._keys[key.key_id] = key
+        primaries = [k.key_id for k in self._keys.values() if k.state == "primary"]
+        if len(primaries) != 1:
+            raise Misconfigured(
+                field="keys", reason=f"exactly one key must be primary, found {len(primaries)}"
+            )
+        self._primary = primaries[0]
+        self._derive = lru_cache(maxsize=4096)(self._derive_uncached)
+
+    def __repr__(self) -> str:
+        states = {k.key_id: k.state for k in self._keys.values()}
+        return f"Keyring({states})"
+
+    def __reduce__(self) -> str:
+        raise Misconfigured(field="keys", reason="a keyring is never pickled")
+
+    # --- where keys come from -----------------------------------------------------------------
+
+    @classmethod
+    def generate(cls, key_id: str | None = None) -> Keyring:
+        """A ring with one fresh 256-bit key."""
+        return cls([Key(key_id or f"k{secrets.token_hex(4)}", secrets.token_bytes(32), "primary")])
+
+    @classmethod
+    def from_env(cls, variable: str = ENV_KEYS) -> Keyring:
+        """Keys from an environment variable, else from the file that `surefoot init` made.
+
+        Raises:
+            KeyMissing: Neither is there.
+            Misconfigured: What is there is malformed.
+        """
+        value = os.environ.get(variable, "").strip()
+        if value.startswith("{"):
+            return cls._parse(value, where=variable)
+        if value:
+            return cls.from_file(value)
+        found = default_key_file()
+        if found.exists():
+            return cls.from_file(found)
+        raise KeyMissing(
+            key_id=None, reason=f"{variable} is not set and there is no key file {found}"
+        )
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Keyring:
+        """Keys from a file that only its owner may read.
+
+        Raises:
+            KeyMissing: The file is not there or cannot be read.
+            Misconfigured: Others may read it, or it is malformed.
+        """
+        file = Path(path)
+        try:
+            mode = file.stat().st_mode
+            text = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise KeyMissing(
+                key_id=None, reason=f"key file {file}: {error.strerror or type(error).__name__}"
+            ) from None
+        except UnicodeDecodeError:
+            raise Misconfigured(field=f"key file {file}", reason="is not text") from None
+        if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
+            raise Misconfigured(
+                field=f"key file {file}",
+                reason=f"may be read by others (mode {stat.S_IMODE(mode):04o}); run chmod 600 on it",
+            )
+        return cls._parse(text, where=f"key file {file}")
+
+    def to_file(self, path: str | os.PathLike[str]) -> None:
+        """Writes a new file with mode 0600; never overwrites one.
+
+        Raises:
+            Misconfigured: The file exists or cannot be written.
+        """
+        file = Path(path)
+        document = {
+            "keys": [
+                {
+                    "id": k.key_id,
+                    "secret": base64.b64encode(k.secret).decode(),
+                    "state": k.state,
+                }
+                for k in self._keys.values()
+            ]
+        }
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise Misconfigured(field=f"key file {file}", reason="exists already") from None
+        except OSError as error:
+            raise Misconfigured(
+                field=f"key file {file}", reason=error.strerror or type(error).__name__
+            ) from None
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            json.dump(document, out, indent=1)
+            out.flush()
+            os.fsync(out.fileno())
+
+    @classmethod
+    def _parse(cls, text: str, *, where: str) -> Keyring:
+        try:
+            document = json.loads(text)
+            entries = document["keys"]
+            keys = [
+                Key(
+                    str(item["id"]),
+                    base64.b64decode(item["secret"], validate=True),
+                    str(item.get("state", "enabled")),
+                )
+                for item in entries
+            ]
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError, binascii.Error):
+            raise Misconfigured(
+                field=where,
+                reason='must hold {"keys": [{"id": …, "secret": base64, "state": "primary"}]}',
+            ) from None
+        return cls(keys)
+
+    # --- the port -------------------------------------------------------------------------------
+
+    def primary(self) -> str:
+        """Id of the key that seals new records."""
+        return self._primary
+
+    def seal_key(self, key_id: str, tenant: str, thread: str) -> bytes:
+        """32 bytes that seal one thread's records.
+
+        Raises:
+            KeyMissing: The key is unknown or retired.
+        """
+        return self._derive(key_id, "seal/v1", tenant, thread)
+
+    def purpose_key(self, key_id: str, purpose: str, tenant: str, thread: str) -> bytes:
+        """32 bytes for another purpose of one thread.
+
+        Raises:
+            KeyMissing: The key is unknown or retired.
+        """
+        return self._derive(key_id, purpose, tenant, thread)
+
+    def _derive_uncached(self, key_id: str, purpose: str, tenant: str, thread: str) -> bytes:
+        key = self._keys.get(key_id)
+        if key is None:
+            raise KeyMissing(key_id=key_id, reason="this ring does not hold it")
+        if key.state == "retired":
+            raise KeyMissing(key_id=key_id, reason="it is retired")
+        return hkdf(key.secret, tlv(purpose, tenant, thread))
+
+
+def _check(key: Key) -> None:
+    where = f"key {key.key_id!r}"
+    if not 0 < len(key.key_id.encode("utf-8", "replace")) < 256:
+        raise Misconfigured(field="keys", reason="a key id has 1 to 255 bytes")
+    if key.state not in _STATES:
+        raise Misconfigured(field=where, reason=f"state must be one of {', '.join(_STATES)}")
+    if len(key.secret) < _MIN_BYTES:
+        raise Misconfigured(field=where, reason=f"a secret has at least {_MIN_BYTES} bytes")

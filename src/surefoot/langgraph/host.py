@@ -1,0 +1,75 @@
+"""What LangGraph tells a saver about the run that calls it. The only place that reads its
+private keys; tests/host checks every fact against the lowest and the newest version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+
+from surefoot.errors import Misuse
+from surefoot.session import RunHandle
+
+__all__ = ["Target", "run_of", "target_of"]
+
+_RUNTIME = "__pregel_runtime"
+_DURABILITY = "__pregel_durability"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a config points at."""
+
+    thread: str
+    namespace: str
+    checkpoint_id: str | None
+
+
+def target_of(config: Mapping[str, Any] | None, *, field: str = "config") -> Target:
+    """Reads thread, namespace and checkpoint id from a config.
+
+    Raises:
+        Misuse: The thread id is missing or something has the wrong type.
+    """
+    configurable = (config or {}).get("configurable") or {}
+    thread = configurable.get("thread_id")
+    if thread is None:
+        raise Misuse(
+            field=f"{field}['configurable']['thread_id']",
+            reason="is missing; pass {'configurable': {'thread_id': …}}",
+        )
+    namespace = configurable.get("checkpoint_ns", "")
+    checkpoint_id = configurable.get("checkpoint_id") or None
+    for name, value in (("checkpoint_ns", namespace), ("checkpoint_id", checkpoint_id)):
+        if value is not None and not isinstance(value, str):
+            raise Misuse(
+                field=f"{field}['configurable'][{name!r}]",
+                reason=f"must be a string, not {type(value).__name__}",
+            )
+    return Target(str(thread), namespace or "", checkpoint_id)
+
+
+def run_of(config: RunnableConfig | Mapping[str, Any] | None) -> RunHandle | None:
+    """The run that makes a call, or None when somebody only looks or calls directly.
+
+    A run's loads and saves carry its ``Runtime`` in the config; ``get_state``,
+    ``get_state_history`` and ``update_state`` do not. Absent or of another shape means "look".
+    """
+    configurable = (config or {}).get("configurable") or {}
+    runtime = configurable.get(_RUNTIME)
+    control = getattr(runtime, "control", None)
+    if control is None:
+        return None
+    durability = configurable.get(_DURABILITY) or "async"
+    return RunHandle(control, getattr(runtime, "stream_writer", None), str(durability), _loop())
+
+
+def _loop() -> object | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,836 @@
+"""`SurefootSaver`: LangGraph's checkpointer, one class for sync and async, SQLite and Postgres.
+
+Method by method this is a thin shell: it reads the config, finds the run's session, and calls
+a flow. The async twins run the same flows in the saver's own bounded threads (docs/adr/0001).
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    EXCLUDED_METADATA_KEYS,
+    WRITES_IDX_MAP,
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+)
+from psycopg_pool import ConnectionPool
+
+from surefoot.assembly import Core, open_core
+from surefoot.config import DEFAULT_CREDENTIAL_NAMES, Limits, ResumePolicy
+from surefoot.errors import Misuse
+from surefoot.flows import load, maintain, save
+from surefoot.flows.acquire import held
+from surefoot.flows.chain import Chain
+from surefoot.flows.find import Found, walk_checkpoints
+from surefoot.flows.views import FIRST_PAGE_FRAMES, look
+from surefoot.keys import Keyring
+from surefoot.langgraph.host import Target, run_of, target_of
+from surefoot.langgraph.serde import StrictSerializer
+from surefoot.ports import HighWater
+from surefoot.rules.credentials import decide_credential
+from surefoot.rules.envelope import hash8
+from surefoot.session import RunHandle, Session
+
+__all__ = ["SurefootSaver"]
+
+log = logging.getLogger("surefoot")
+T = TypeVar("T")
+Version = int | str | float
+_PAGE = 50
+_ALWAYS_KEPT = frozenset({"source", "step", "parents", "run_id", "counters_since_delta_snapshot"})
+
+
+class _Opening:
+    """What `from_conn_string` returns: a context manager for both ``with`` and ``async with``."""
+
+    def __init__(self, make: Callable[[], SurefootSaver]) -> None:
+        self._make = make
+        self._saver: SurefootSaver | None = None
+
+    def __enter__(self) -> SurefootSaver:
+        self._saver = self._make()
+        return self._saver
+
+    def __exit__(self, *exc: object) -> None:
+        if self._saver is not None:
+            self._saver.close()
+
+    async def __aenter__(self) -> SurefootSaver:
+        return self.__enter__()
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._saver is not None:
+            await self._saver.aclose()
+
+
+class SurefootSaver(BaseCheckpointSaver[Version]):
+    """Checkpoints that you can resume from.
+
+    Seals every snapshot, keeps a high-water mark outside the database, fences rival workers,
+    and refuses to resume when it would be wrong. Use it like any LangGraph checkpointer::
+
+        with SurefootSaver.from_conn_string(
+            "postgresql://app@db/agents", highwater="postgresql://mark@other/mark"
+        ) as saver:
+            saver.setup()
+            graph = builder.compile(checkpointer=saver)
+
+    Args:
+        conn: ``postgresql://…``, ``sqlite:///path``, or a `psycopg_pool.ConnectionPool` of
+            your own (which is never closed by the saver).
+        highwater: Address of the high-water store, or an object that implements
+            `surefoot.ports.HighWater`. Keep it where whoever can restore the database cannot
+            restore it.
+        keys: HMAC keys; by default from ``SUREFOOT_KEYS`` or the file of `surefoot init`.
+        policy: Leases, waiting, deadlines.
+        limits: Bounds of time and memory.
+        schema: Postgres schema of the tables; by default ``public``.
+        tenant: Name that is part of every identity; threads of different tenants never meet.
+        serde: Serialiser; by default a strict msgpack one. Called on verified bytes only.
+        credential_names: Metadata keys that contain one of these names are left out.
+
+    Raises:
+        Misconfigured: An address or a setting is not understood.
+        KeyMissing: There are no keys.
+    """
+
+    def __init__(
+        self,
+        conn: str | ConnectionPool[Any],
+        *,
+        highwater: str | HighWater | None = None,
+        keys: Keyring | None = None,
+        policy: ResumePolicy | None = None,
+        limits: Limits | None = None,
+        schema: str | None = None,
+        tenant: str = "default",
+        serde: StrictSerializer | None = None,
+        credential_names: Collection[str] = DEFAULT_CREDENTIAL_NAMES,
+    ) -> None:
+        super().__init__(serde=serde or StrictSerializer())
+        self.core: Core = open_core(
+            conn,
+            highwater=highwater,
+            keys=keys,
+            policy=policy,
+            limits=limits,
+            schema=schema,
+            tenant=tenant,
+        )
+        self._credential_names = tuple(credential_names)
+        self._warned_keys: set[str] = set()
+
+    # --- opening and closing ----------------------------------------------------------------------
+
+    @classmethod
+    def from_conn_string(
+        cls, url: str | ConnectionPool[Any], *, highwater: str | HighWater | None = None, **settings: Any
+    ) -> _Opening:
+        """Opens a saver for the time of a ``with`` or ``async with`` block.
+
+        Args:
+            url: Address of the content store, or a connection pool.
+            highwater: Address of the high-water store.
+            **settings: As in the constructor.
+
+        Raises:
+            Misconfigured: On entering: an address or a setting is not understood.
+            KeyMissing: On entering: there are no keys.
+        """
+        return _Opening(lambda: cls(url, highwater=highwater, **settings))
+
+    def __enter__(self) -> SurefootSaver:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> SurefootSaver:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def setup(self, *, verify_only: bool = False) -> None:
+        """Creates or migrates the tables of both stores; idempotent, safe in parallel.
+
+        Args:
+            verify_only: Only check, for roles that may not create tables.
+
+        Raises:
+            NotSetUp: ``verify_only`` and something is missing.
+            MigrationRefused: The tables were made by a newer or a changed release.
+            Busy: Another process is migrating and did not finish in time.
+            StoreUnavailable: A store could not be reached.
+        """
+        self.core.setup(verify_only=verify_only)
+        if self.core.degraded():
+            log.warning(
+                "degraded: the high-water store is on the same server as the database; whoever "
+                "can put back one can put back both"
+            )
+
+    async def asetup(self, *, verify_only: bool = False) -> None:
+        """Async twin of `setup`."""
+        await self.core.offload.run(self.setup, verify_only=verify_only)
+
+    def health(self) -> dict[str, Any]:
+        """State of both stores and of the live runs; raises nothing.
+
+        Returns:
+            ``ok`` (bool), ``content_store`` and ``highwater`` (each ``{"ok": …, "where": …}``,
+            with ``error`` when not ok), ``degraded`` (bool or None when unknown),
+            ``live_threads`` (int) and ``waiting_writes`` (int).
+        """
+        ports = self.core.ports
+        parts = {
+            "content_store": _probe(
+                ports.store.shown, lambda: ports.store.threads(ports.tenant, limit=1)
+            ),
+            "highwater": _probe(
+                ports.marks.shown, lambda: list(ports.marks.marks(ports.tenant, limit=1))
+            ),
+        }
+        ok = all(part["ok"] for part in parts.values())
+        sessions = self.core.sessions.all()
+        return {
+            "ok": ok,
+            **parts,
+            "degraded": self.core.degraded() if ok else None,
+            "live_threads": len(sessions),
+            "waiting_writes": sum(len(s.queue) for s in sessions),
+        }
+
+    def release(self, thread_id: str) -> None:
+        """Gives a thread back before its run is collected, e.g. after a handled exception.
+
+        Raises:
+            Busy: Its run is still alive.
+        """
+        self.core.direct(str(thread_id), lambda: None)
+
+    def close(self) -> None:
+        """Flushes, gives every thread back and closes the stores. Idempotent."""
+        self.core.close()
+
+    async def aclose(self) -> None:
+        """Async twin of `close`."""
+        import asyncio
+
+        await asyncio.get_running_loop().run_in_executor(None, self.core.close)
+
+    # --- reading ------------------------------------------------------------------------------------
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The checkpoint a config points at, with its pending writes.
+
+        Called by a run that loads its checkpoint, this acquires the thread (a lease, a new
+        fencing epoch) and decides whether the run may resume (rules R1 to R6). Called to look,
+        it verifies and reads, and never acquires, blocks or alarms in honest use.
+
+        Args:
+            config: ``thread_id``, and optionally ``checkpoint_ns`` and ``checkpoint_id``.
+
+        Returns:
+            The checkpoint; None when there is none. "Latest" is the last one on the chain,
+            not the largest id.
+
+        Raises:
+            Busy: A run, and another worker holds the thread (R12).
+            RollbackDetected: The database is behind the high-water mark (R3).
+            TamperDetected: Something does not verify (R4, R6); nothing was decoded.
+            ResumeRefused: Stored, never witnessed (R2).
+            NotLoadable: A value names a type that cannot be rebuilt.
+            StoreUnavailable: A store did not answer.
+        """
+        return self._get_tuple(config, run_of(config))
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Async twin of `get_tuple`."""
+        return await self.core.offload.run(self._get_tuple, config, run_of(config))
+
+    def _get_tuple(
+        self, config: RunnableConfig, run: RunHandle | None
+    ) -> CheckpointTuple | None:
+        target = target_of(config)
+        if run is None:
+            chain = look(self.core.ports, target.thread)
+            return None if chain is None else self._read(chain, target, None)
+        session, chain, fresh = self.core.load(target.thread, run)
+        with session.lock:
+            if not fresh:
+                if _nothing_there(session, target):
+                    return None
+                save.flush(self.core.ports, session, everything=False)
+                chain = self._chain_of(session)
+            return None if chain is None else self._read(chain, target, session)
+
+    def _chain_of(self, session: Session) -> Chain | None:
+        """The chain of a live session, read anew: its own head is the truth."""
+        if session.head.seq == 0:
+            return None
+        identity = session.identity
+        row, rows = self.core.ports.store.read_newest(
+            identity.tenant, identity.thread, limit=FIRST_PAGE_FRAMES
+        )
+        if row is None:
+            return None
+        return Chain(self.core.ports, identity, row, session.head, rows)
+
+    def _read(
+        self, chain: Chain, target: Target, session: Session | None
+    ) -> CheckpointTuple | None:
+        ports = self.core.ports
+        floor = 0
+        if session is not None and ":" in target.namespace:
+            floor = session.root_floor
+        found = load.locate(chain, ports, target.namespace, target.checkpoint_id, floor=floor)
+        if found is None:
+            return None
+        loader = load.loader_for(ports, chain, self.serde)
+        loaded = load.load_one(loader, found)
+        if session is not None:
+            save.learn_older(session, chain, found)
+            save.prime(session, loader, found.body)
+            if target.namespace == "":
+                session.root_floor = min(session.root_floor, found.order)
+        return _tuple(target.thread, loaded)
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints, newest first, verified, with their pending writes.
+
+        Args:
+            config: Thread, and optionally namespace (``""`` is the root graph; absent means
+                all) and checkpoint id; None means all threads of the tenant.
+            filter: Metadata keys and values, all of which must be equal; an unknown key
+                matches nothing, whatever characters it holds.
+            before: Only checkpoints before this one, which is left out itself.
+            limit: At most this many; 0 gives none.
+
+        Raises:
+            Misuse: ``limit`` is negative or no number, ``filter`` is no map.
+            TamperDetected: Something does not verify; nothing was decoded.
+            RollbackDetected: The database is behind the high-water mark.
+        """
+        _check_list_arguments(filter, limit)
+        before_id = target_of(before, field="before").checkpoint_id if before else None
+        if config is None:
+            found = self._list_all(filter, before_id)
+        else:
+            found = self._list_thread(target_of(config), config, filter, before_id)
+        return islice(found, limit)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Async twin of `list`; reads in pages in the saver's threads."""
+        found = self.list(config, filter=filter, before=before, limit=limit)
+        while True:
+            page = await self.core.offload.run(lambda: [*islice(found, _PAGE)])
+            for item in page:
+                yield item
+            if len(page) < _PAGE:
+                return
+
+    def _list_all(
+        self, filter_: dict[str, Any] | None, before_id: str | None
+    ) -> Iterator[CheckpointTuple]:
+        ports = self.core.ports
+        after, streams = 0, []
+        while True:
+            rows = ports.store.threads(ports.tenant, after_key=after)
+            if not rows:
+                break
+            after = rows[-1].key
+            streams += [
+                self._list_thread(Target(row.thread, "", None), None, filter_, before_id)
+                for row in rows
+            ]
+        return heapq.merge(*streams, key=lambda t: t.checkpoint["id"], reverse=True)
+
+    def _list_thread(
+        self,
+        target: Target,
+        config: RunnableConfig | None,
+        filter_: dict[str, Any] | None,
+        before_id: str | None,
+    ) -> Iterator[CheckpointTuple]:
+        ports = self.core.ports
+        chain = look(ports, target.thread)
+        if chain is None:
+            return
+        configurable = (config or {}).get("configurable") or {}
+        namespace = target.namespace if "checkpoint_ns" in configurable else None
+        loader = load.loader_for(ports, chain, self.serde)
+        for found in _before(ports.store.find_checkpoint, chain, before_id):
+            if namespace is not None and found.body.namespace != namespace:
+                continue
+            if target.checkpoint_id not in (None, found.body.checkpoint_id):
+                continue
+            if filter_ and not _matches(load.load_metadata(loader, found), filter_):
+                continue
+            yield _tuple(target.thread, load.load_one(loader, found))
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Writes and stored value from which channels of a checkpoint are rebuilt.
+
+        Walks the parent chain once for all channels, in verified records (LangGraph's
+        DeltaChannel, beta).
+
+        Args:
+            config: Thread, namespace and checkpoint id (absent: the latest).
+            channels: Names of the channels.
+
+        Returns:
+            For each channel ``writes`` (oldest first) and, when a value was found, ``seed``.
+
+        Raises:
+            TamperDetected: Something does not verify; nothing was decoded.
+        """
+        return self._delta(config, channels, run_of(config))
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Async twin of `get_delta_channel_history`."""
+        return await self.core.offload.run(self._delta, config, channels, run_of(config))
+
+    def _delta(
+        self, config: RunnableConfig, channels: Sequence[str], run: RunHandle | None
+    ) -> Mapping[str, DeltaChannelHistory]:
+        if not channels:
+            return {}
+        target = target_of(config)
+        ports = self.core.ports
+        session = None if run is None else self.core.sessions.of_run(run, target.thread)
+        if session is None:
+            chain = look(ports, target.thread)
+        else:
+            with session.lock:
+                save.flush(ports, session, everything=False)
+                chain = self._chain_of(session)
+        if chain is None:
+            return {c: DeltaChannelHistory(writes=[]) for c in channels}
+        histories = load.delta_history(
+            chain,
+            load.loader_for(ports, chain, self.serde),
+            target.namespace,
+            target.checkpoint_id,
+            list(channels),
+        )
+        out: dict[str, DeltaChannelHistory] = {}
+        for channel, history in histories.items():
+            out[channel] = DeltaChannelHistory(writes=history.writes)
+            if history.has_seed:
+                out[channel]["seed"] = history.seed
+        return out
+
+    # --- writing ------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Stores a checkpoint with all waiting writes, and publishes it: the commit point.
+
+        Returns only after the high-water store has taken the new head. Putting an id again
+        overwrites its content and keeps its place.
+
+        Args:
+            config: Thread, namespace, and the parent's ``checkpoint_id``.
+            checkpoint: As LangGraph hands it over.
+            metadata: Stored together with the primitive values of ``config["metadata"]`` and
+                ``config["configurable"]``; keys that look like credentials are left out.
+            new_versions: Channels that changed.
+
+        Returns:
+            The config that points at the stored checkpoint.
+
+        Raises:
+            NotStorable: A value cannot be stored faithfully; names channel and path.
+            Misuse: The parent is not stored.
+            Fenced: Another worker has the thread.
+            Busy: A direct call, and a live run holds the thread.
+            StoreUnavailable: A store did not answer; this run is latched.
+        """
+        return self._put(config, checkpoint, metadata, new_versions, run_of(config))
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Async twin of `put`."""
+        return await self.core.offload.run(
+            self._put, config, checkpoint, metadata, new_versions, run_of(config)
+        )
+
+    def _put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+        run: RunHandle | None,
+    ) -> RunnableConfig:
+        target = target_of(config)
+        wanted = save.CheckpointSave(
+            target.namespace,
+            checkpoint,
+            self._metadata(config, metadata),
+            target.checkpoint_id,
+            new_versions,
+        )
+        ports = self.core.ports
+        if run is not None:
+            save.put(ports, self.core.of_run(target.thread, run), self.serde, wanted)
+        else:
+
+            def work() -> None:
+                with held(ports, target.thread) as (session, _):
+                    save.put(ports, session, self.serde, wanted, last=True)
+
+            self.core.direct(target.thread, work)
+        return _config(target.thread, target.namespace, str(checkpoint["id"]))
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Stores writes of a task that are pending on a checkpoint.
+
+        In a run they are enqueued and ride with the next `put`; special writes (interrupt,
+        error, resume) are stored and published at once. Outside a run they are published when
+        this returns. The checkpoint need not be stored yet.
+
+        Args:
+            config: Thread, namespace and the ``checkpoint_id`` they are pending on.
+            writes: (channel, value) pairs.
+            task_id: Of the task.
+            task_path: Of the task; part of the order in which writes are applied.
+
+        Raises:
+            NotStorable: A value cannot be stored faithfully; names channel and path.
+            Fenced: Another worker has the thread.
+            SaveFailed: An earlier save of this run failed.
+            StoreUnavailable: A store did not answer; this run is latched.
+        """
+        self._put_writes(config, writes, task_id, task_path, run_of(config))
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Async twin of `put_writes`."""
+        await self.core.offload.run(
+            self._put_writes, config, writes, task_id, task_path, run_of(config)
+        )
+
+    def _put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str,
+        run: RunHandle | None,
+    ) -> None:
+        target = target_of(config)
+        if target.checkpoint_id is None:
+            raise Misuse(
+                field="config['configurable']['checkpoint_id']",
+                reason="is missing; writes are pending on a checkpoint",
+            )
+        wanted = save.WritesSave(
+            target.namespace,
+            target.checkpoint_id,
+            [(WRITES_IDX_MAP.get(c, i), c, v) for i, (c, v) in enumerate(writes)],
+            task_id,
+            task_path,
+            replaces=all(channel in WRITES_IDX_MAP for channel, _ in writes),
+        )
+        ports = self.core.ports
+        if run is not None:
+            session = self.core.of_run(target.thread, run)
+            then = save.enqueue(ports, session, self.serde, wanted)
+            if then is save.Then.RIDE:
+                self.core.nudge()
+            else:
+                save.flush(ports, session, free=then is save.Then.PAUSE)
+            return
+
+        def work() -> None:
+            with held(ports, target.thread) as (session, _):
+                save.enqueue(ports, session, self.serde, wanted)
+                save.flush(ports, session, free=True)
+
+        self.core.direct(target.thread, work)
+
+    def get_next_version(self, current: Version | None, channel: None) -> Version:
+        """The next version of a channel: larger, and unique per branch.
+
+        The upper bits count, the lower 32 are random, so that two forks of a thread never
+        share a version. Strings of imported threads are continued in their own style.
+
+        Args:
+            current: Present version, or None.
+            channel: Deprecated by LangGraph, ignored.
+        """
+        if isinstance(current, str):
+            count = int(current.split(".")[0]) + 1
+            return f"{count:032}.{random.random():016}"  # noqa: S311 - uniqueness, not secrecy
+        count = 0 if current is None else int(current) >> 32
+        return ((count + 1) << 32) | random.getrandbits(32)
+
+    def with_allowlist(
+        self, extra_allowlist: Collection[tuple[str, ...]]
+    ) -> BaseCheckpointSaver[Version]:
+        """A saver that may also rebuild these types; shares everything else with this one.
+
+        Args:
+            extra_allowlist: (module, name) pairs.
+        """
+        return super().with_allowlist(extra_allowlist)
+
+    # --- maintenance ----------------------------------------------------------------------------------
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Deletes a thread: a tombstone is published first, then the rows go.
+
+        The high-water mark stays, so that an old copy of the thread is never taken for it.
+
+        Raises:
+            Busy: A live run holds the thread.
+            ResumeRefused: Stored, never witnessed (R2).
+        """
+        thread = str(thread_id)
+        self.core.direct(thread, lambda: maintain.delete_thread(self.core.ports, thread))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Async twin of `delete_thread`."""
+        await self.core.offload.run(self.delete_thread, thread_id)
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Deletes the checkpoints that these runs made, and their writes.
+
+        Checkpoints that a DeltaChannel of others is rebuilt from stay, and so do effects.
+
+        Args:
+            run_ids: ``metadata["run_id"]`` of the runs.
+
+        Raises:
+            Misuse: ``run_ids`` is a single string.
+            Busy: A live run holds one of the threads.
+        """
+        _check_sequence(run_ids, "run_ids")
+        ports = self.core.ports
+        for thread in ports.store.threads_of_runs(ports.tenant, [str(r) for r in run_ids]):
+            self.core.direct(
+                thread, lambda: maintain.delete_runs(ports, self.serde, thread, run_ids)
+            )
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Async twin of `delete_for_runs`."""
+        await self.core.offload.run(self.delete_for_runs, run_ids)
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copies a thread's checkpoints and writes under a new id; its effects stay behind.
+
+        Args:
+            source_thread_id: Verified under its own identity.
+            target_thread_id: Must not have checkpoints yet.
+
+        Raises:
+            Misuse: The target has checkpoints, or is the source.
+            Busy: A live run holds the target.
+            TamperDetected: The source does not verify.
+        """
+        source, target = str(source_thread_id), str(target_thread_id)
+        self.core.direct(
+            target, lambda: maintain.copy_thread(self.core.ports, self.serde, source, target)
+        )
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Async twin of `copy_thread`."""
+        await self.core.offload.run(self.copy_thread, source_thread_id, target_thread_id)
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Prunes threads.
+
+        Args:
+            thread_ids: The threads; unknown ones are passed over.
+            strategy: ``keep_latest`` keeps the latest checkpoint of each namespace, its
+                pending writes, what its DeltaChannels are rebuilt from, and all effects;
+                ``delete`` deletes the threads.
+
+        Raises:
+            Misuse: ``thread_ids`` is a single string, or the strategy is unknown.
+            Busy: A live run holds one of the threads; those before it are pruned.
+        """
+        _check_sequence(thread_ids, "thread_ids")
+        if strategy not in ("keep_latest", "delete"):
+            raise Misuse(
+                field="strategy", reason=f"{strategy!r} is neither 'keep_latest' nor 'delete'"
+            )
+        for thread_id in map(str, thread_ids):
+            if strategy == "delete":
+                self.delete_thread(thread_id)
+                continue
+            self.core.direct(
+                thread_id,
+                lambda: maintain.prune_thread(self.core.ports, self.serde, thread_id),
+            )
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Async twin of `prune`."""
+        await self.core.offload.run(self.prune, thread_ids, strategy=strategy)
+
+    # --- metadata -------------------------------------------------------------------------------------
+
+    def _metadata(
+        self, config: RunnableConfig, metadata: CheckpointMetadata
+    ) -> dict[str, Any]:
+        """What is stored as metadata: LangGraph's convention, without credentials (case 51)."""
+        merged: dict[str, Any] = dict(metadata)
+        for source in (config.get("metadata"), config.get("configurable")):
+            for key, value in (source or {}).items():
+                if key in merged or key in EXCLUDED_METADATA_KEYS or key.startswith("__"):
+                    continue
+                if isinstance(value, (str, int, bool, float)):
+                    merged[key] = value
+        for key in [k for k in merged if k not in _ALWAYS_KEPT]:
+            if decide_credential(str(key), self._credential_names):
+                del merged[key]
+                if key not in self._warned_keys:
+                    self._warned_keys.add(key)
+                    log.warning(
+                        "metadata key %r looks like a credential and is not stored; "
+                        "see credential_names=",
+                        key,
+                    )
+        return merged
+
+
+# --- helpers ------------------------------------------------------------------------------------------
+
+
+def _nothing_there(session: Session, target: Target) -> bool:
+    """True when this session knows that a namespace of its own has no checkpoint yet.
+
+    A namespace with a task id is born in a step of this run or of what it resumes, so its
+    checkpoints lie above the root checkpoint the run started from; all of that was scanned.
+    """
+    return (
+        target.checkpoint_id is None
+        and ":" in target.namespace
+        and target.namespace not in session.latest
+        and session.root_floor >= session.scan_floor
+    )
+
+
+def _config(thread: str, namespace: str, checkpoint_id: str) -> RunnableConfig:
+    return {
+        "configurable": {
+            "thread_id": thread,
+            "checkpoint_ns": namespace,
+            "checkpoint_id": checkpoint_id,
+        }
+    }
+
+
+def _tuple(thread: str, loaded: load.Loaded) -> CheckpointTuple:
+    parent = loaded.parent_id
+    return CheckpointTuple(
+        config=_config(thread, loaded.namespace, loaded.checkpoint_id),
+        checkpoint=loaded.checkpoint,  # type: ignore[arg-type]
+        metadata=loaded.metadata,  # type: ignore[arg-type]
+        parent_config=None if parent is None else _config(thread, loaded.namespace, parent),
+        pending_writes=loaded.writes,
+    )
+
+
+def _before(
+    hints: Callable[[int, bytes], Sequence[tuple[int, int]]], chain: Chain, before_id: str | None
+) -> Iterator[Found]:
+    """Checkpoints before one: by place on the chain, or by id when it is not on the chain."""
+    if before_id is None:
+        yield from walk_checkpoints(chain)
+        return
+    if hints(chain.row.key, hash8(before_id)):
+        passed = False
+        for found in walk_checkpoints(chain):
+            if passed:
+                yield found
+            passed = passed or found.body.checkpoint_id == before_id
+        if passed:
+            return
+    for found in walk_checkpoints(chain):
+        if found.body.checkpoint_id < before_id:
+            yield found
+
+
+def _matches(metadata: Mapping[str, Any], filter_: Mapping[str, Any]) -> bool:
+    return all(key in metadata and _equal(metadata[key], want) for key, want in filter_.items())
+
+
+def _equal(stored: Any, want: Any) -> bool:
+    if isinstance(stored, bool) is not isinstance(want, bool):
+        return False
+    return bool(stored == want)
+
+
+def _check_list_arguments(filter_: object, limit: object) -> None:
+    if filter_ is not None and not isinstance(filter_, Mapping):
+        raise Misuse(field="filter", reason="must be a map of metadata keys to values")
+    if limit is None:
+        return
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+        raise Misuse(field="limit", reason="must be None or a number from 0")
+
+
+def _check_sequence(value: object, field: str) -> None:
+    if isinstance(value, (str, bytes)):
+        raise Misuse(field=field, reason="must be a sequence of ids, not a single string")
+
+
+def _probe(where: str, ask: Callable[[], object]) -> dict[str, Any]:
+    try:
+        ask()
+    except Exception as error:  # noqa: BLE001 - a health report names every failure
+        return {"ok": False, "where": where, "error": str(error)}
+    return {"ok": True, "where": where}

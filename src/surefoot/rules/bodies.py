@@ -1,0 +1,531 @@
+"""Layouts of record bodies, and the stored form of bytes (codec byte, then payload).
+
+A body is a msgpack document without extension types, so decoding one constructs nothing.
+It is decoded only after the envelope has verified its bytes. Text travels as UTF-8 bytes
+with surrogates passed through, so that ids and channel names of every kind survive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
+
+import ormsgpack
+import zstandard
+
+__all__ = [
+    "BODY_SCHEMAS",
+    "Batch",
+    "BodyError",
+    "ChannelValue",
+    "CheckpointBody",
+    "Chunks",
+    "EffectBody",
+    "Inline",
+    "KeptFrame",
+    "ProvenanceBody",
+    "PruneBody",
+    "Row",
+    "Segment",
+    "TombstoneBody",
+    "Typed",
+    "ValueRef",
+    "Write",
+    "WritesBody",
+    "pack_stored",
+    "unpack_stored",
+]
+
+_RAW = 0
+_ZSTD = 1
+_COMPRESS_FROM = 160
+#: An upper bound for one stored piece after decompression (2 GiB less one byte).
+_MAX_UNPACKED = 2**31 - 1
+
+#: Schema version written for each body; readers know all versions up to it.
+BODY_SCHEMAS: Mapping[str, int] = {"C": 1, "W": 1, "E": 1, "P": 1, "X": 1, "F": 1}
+
+
+class BodyError(ValueError):
+    """A verified body has a layout that this release does not know."""
+
+
+# --- stored form ----------------------------------------------------------------------------
+
+
+def pack_stored(raw: bytes) -> bytes:
+    """Stored form: codec byte and payload, compressed where that helps."""
+    if len(raw) >= _COMPRESS_FROM:
+        packed = zstandard.ZstdCompressor(level=3).compress(raw)
+        if len(packed) < len(raw):
+            return b"\x01" + packed
+    return b"\x00" + raw
+
+
+def unpack_stored(stored: bytes) -> bytes:
+    """Payload of a stored form whose bytes have been verified.
+
+    Raises:
+        BodyError: Unknown codec, or the payload does not unpack.
+    """
+    if not stored:
+        raise BodyError("an empty stored form")
+    codec = stored[0]
+    if codec == _RAW:
+        return stored[1:]
+    if codec == _ZSTD:
+        try:
+            size = zstandard.frame_content_size(stored[1:])
+            if not 0 <= size <= _MAX_UNPACKED:
+                raise BodyError("a stored form without a sane content size")
+            return zstandard.ZstdDecompressor().decompress(stored[1:])
+        except zstandard.ZstdError as error:
+            raise BodyError(f"a stored form does not unpack: {type(error).__name__}") from None
+    raise BodyError(f"codec {codec} is not known to this release")
+
+
+def _pack(document: Any) -> bytes:
+    return pack_stored(ormsgpack.packb(document))
+
+
+def _unpack(stored: bytes) -> Any:
+    raw = unpack_stored(stored)
+    try:
+        return ormsgpack.unpackb(raw)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BodyError(f"a body is not a document: {type(error).__name__}") from None
+
+
+def _text(value: str) -> bytes:
+    return value.encode("utf-8", "surrogatepass")
+
+
+def _str(value: bytes) -> str:
+    return value.decode("utf-8", "surrogatepass")
+
+
+# --- value references -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """A small value inside the record."""
+
+    stored: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A content-addressed row: SHA-256 of its stored bytes, and their length."""
+
+    digest: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The first ``count`` chunks of a log, holding ``items`` elements in all.
+
+    ``digest`` is the running digest over those chunks: d(0) = 32 zero bytes,
+    d(k) = SHA-256(d(k-1) + SHA-256(chunk k)).
+    """
+
+    log_id: int
+    count: int
+    items: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """A list stored as segments of append-only logs, one after the other."""
+
+    segments: tuple[Segment, ...]
+
+
+ValueRef: TypeAlias = Inline | Row | Chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A serialised value: the serialiser's type tag and where the bytes are."""
+
+    tag: str
+    ref: ValueRef
+
+
+def _ref_out(ref: ValueRef) -> list[Any]:
+    if isinstance(ref, Inline):
+        return [0, ref.stored]
+    if isinstance(ref, Row):
+        return [1, ref.digest, ref.size]
+    return [2, [[s.log_id, s.count, s.items, s.digest] for s in ref.segments]]
+
+
+def _ref_in(raw: Sequence[Any]) -> ValueRef:
+    if raw[0] == 0:
+        return Inline(raw[1])
+    if raw[0] == 1:
+        return Row(raw[1], raw[2])
+    if raw[0] == 2:
+        return Chunks(tuple(Segment(*item) for item in raw[1]))
+    raise BodyError("a value reference of unknown form")
+
+
+def _typed_out(typed: Typed | None) -> list[Any] | None:
+    return None if typed is None else [_text(typed.tag), _ref_out(typed.ref)]
+
+
+def _typed_in(raw: Sequence[Any] | None) -> Typed | None:
+    return None if raw is None else Typed(_str(raw[0]), _ref_in(raw[1]))
+
+
+# --- C: checkpoint ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelValue:
+    """A channel and its value in a checkpoint."""
+
+    channel: str
+    value: Typed
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBody:
+    """Body of a ``C`` record.
+
+    Attributes:
+        namespace: Checkpoint namespace; ``""`` is the root graph.
+        checkpoint_id: As LangGraph made it.
+        parent_id: Checkpoint it was put after, in the same namespace.
+        step: ``metadata["step"]``, or -3 when the caller gave none.
+        branch: Id of the branch it is on: 32 bytes, or empty for the root branch.
+        born: True when this record begins a branch; its id is then this record's digest.
+        skeleton: The checkpoint without its channel values, serialised.
+        metadata: Serialised metadata.
+        values: Every channel that has a value.
+        folds: Slots of effects whose results are part of this state.
+        extra: For later: input digest, plan digest, anchors' root.
+    """
+
+    namespace: str
+    checkpoint_id: str
+    parent_id: str | None
+    step: int
+    branch: bytes
+    born: bool
+    skeleton: Typed
+    metadata: Typed
+    values: tuple[ChannelValue, ...]
+    folds: tuple[bytes, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def pack(self) -> bytes:
+        """Stored form."""
+        return _pack(
+            [
+                _text(self.namespace),
+                _text(self.checkpoint_id),
+                None if self.parent_id is None else _text(self.parent_id),
+                self.step,
+                self.branch,
+                self.born,
+                _typed_out(self.skeleton),
+                _typed_out(self.metadata),
+                [[_text(v.channel), _typed_out(v.value)] for v in self.values],
+                list(self.folds),
+                dict(self.extra),
+            ]
+        )
+
+    @classmethod
+    def unpack(cls, schema: int, stored: bytes) -> CheckpointBody:
+        """Reads a verified body.
+
+        Raises:
+            BodyError: The schema is newer than this release, or the layout is wrong.
+        """
+        raw = _checked(schema, "C", stored)
+        try:
+            skeleton, metadata = _typed_in(raw[6]), _typed_in(raw[7])
+            if skeleton is None or metadata is None:
+                raise BodyError("a checkpoint without skeleton or metadata")
+            return cls(
+                namespace=_str(raw[0]),
+                checkpoint_id=_str(raw[1]),
+                parent_id=None if raw[2] is None else _str(raw[2]),
+                step=raw[3],
+                branch=raw[4],
+                born=raw[5],
+                skeleton=skeleton,
+                metadata=metadata,
+                values=tuple(ChannelValue(_str(c), _need(_typed_in(t))) for c, t in raw[8]),
+                folds=tuple(raw[9]),
+                extra=raw[10],
+            )
+        except (IndexError, TypeError, ValueError, AttributeError) as error:
+            raise _layout("C", error) from None
+
+
+# --- W: pending writes ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One write of a task. ``idx`` is negative for LangGraph's special channels."""
+
+    idx: int
+    channel: str
+    value: Typed
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One `put_writes` call. ``replaces`` when it was made of special channels only."""
+
+    task_id: str
+    task_path: str
+    replaces: bool
+    writes: tuple[Write, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WritesBody:
+    """Body of a ``W`` record: writes pending on one checkpoint."""
+
+    namespace: str
+    checkpoint_id: str
+    batches: tuple[Batch, ...]
+
+    def pack(self) -> bytes:
+        """Stored form."""
+        return _pack(
+            [
+                _text(self.namespace),
+                _text(self.checkpoint_id),
+                [
+                    [
+                        _text(b.task_id),
+                        _text(b.task_path),
+                        b.replaces,
+                        [[w.idx, _text(w.channel), _typed_out(w.value)] for w in b.writes],
+                    ]
+                    for b in self.batches
+                ],
+            ]
+        )
+
+    @classmethod
+    def unpack(cls, schema: int, stored: bytes) -> WritesBody:
+        """Reads a verified body.
+
+        Raises:
+            BodyError: The schema is newer than this release, or the layout is wrong.
+        """
+        raw = _checked(schema, "W", stored)
+        try:
+            return cls(
+                _str(raw[0]),
+                _str(raw[1]),
+                tuple(
+                    Batch(
+                        _str(b[0]),
+                        _str(b[1]),
+                        b[2],
+                        tuple(Write(w[0], _str(w[1]), _need(_typed_in(w[2]))) for w in b[3]),
+                    )
+                    for b in raw[2]
+                ),
+            )
+        except (IndexError, TypeError, ValueError, AttributeError) as error:
+            raise _layout("W", error) from None
+
+
+# --- E: effect transition -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EffectBody:
+    """Body of an ``E`` record: one transition of one effect.
+
+    Attributes:
+        slot: 32 bytes, the logical position of the call (rule E4).
+        name: Name of the effect.
+        state: ``started``, ``succeeded``, ``failed``, ``in_doubt``, ``absent``,
+            ``needs_review``, ``abandoned`` or ``compensated``.
+        attempt: From 1.
+        receiver: Class of the receiver: ``K``, ``L`` or ``N``.
+        fingerprint: 32 bytes over the semantic arguments.
+        key: Idempotency key sent to the receiver (rule E9).
+        namespace: Of the checkpoint the call ran under.
+        checkpoint_id: That checkpoint.
+        position: Readable position, for operators.
+        arguments: Semantic arguments, serialised.
+        result: Result of a succeeded effect; None with ``unstorable`` set when it could not
+            be stored.
+        unstorable: Why the result could not be stored.
+        receipt: What the body noted while it ran, serialised.
+        error: Text of the transport error, without values.
+        source: ``body`` or ``reconcile``.
+        evidence: What a lookup found, serialised.
+        at_us: Microseconds since the epoch on the worker's clock; for people only.
+    """
+
+    slot: bytes
+    name: str
+    state: str
+    attempt: int
+    receiver: str
+    fingerprint: bytes
+    key: str
+    namespace: str
+    checkpoint_id: str
+    position: str
+    arguments: Typed | None = None
+    result: Typed | None = None
+    unstorable: str | None = None
+    receipt: Typed | None = None
+    error: str | None = None
+    source: str = "body"
+    evidence: Typed | None = None
+    at_us: int = 0
+
+    def pack(self) -> bytes:
+        """Stored form: a map of field names, without the empty ones."""
+        out: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is None:
+                continue
+            if isinstance(value, Typed):
+                value = _typed_out(value)
+            elif isinstance(value, str):
+                value = _text(value)
+            out[item.name] = value
+        return _pack(out)
+
+    @classmethod
+    def unpack(cls, schema: int, stored: bytes) -> EffectBody:
+        """Reads a verified body.
+
+        Raises:
+            BodyError: The schema is newer than this release, or the layout is wrong.
+        """
+        raw = _checked(schema, "E", stored)
+        typed = {"arguments", "result", "receipt", "evidence"}
+        plain = {"slot", "fingerprint", "attempt", "at_us"}
+        try:
+            known: dict[str, Any] = {}
+            for name, value in raw.items():
+                if name in typed:
+                    known[name] = _typed_in(value)
+                elif name in plain:
+                    known[name] = value
+                else:
+                    known[name] = _str(value)
+            return cls(**known)
+        except (IndexError, TypeError, ValueError, AttributeError) as error:
+            raise _layout("E", error) from None
+
+
+# --- P, X, F: prune, tombstone, provenance ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFrame:
+    """A frame that survives a prune, and its last record that is on the chain."""
+
+    last_seq: int
+    epoch: int
+    link_seq: int
+    link_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PruneBody:
+    """Body of a ``P`` record: below it the chain is exactly these frames, newest first.
+
+    Attributes:
+        kept: The frames that survive.
+        reason: For people.
+        hidden: Seqs of records in kept frames that do not count any more.
+    """
+
+    kept: tuple[KeptFrame, ...]
+    reason: str
+    hidden: tuple[int, ...] = ()
+
+    def pack(self) -> bytes:
+        """Stored form."""
+        return _pack(
+            [
+                [[k.last_seq, k.epoch, k.link_seq, k.link_digest] for k in self.kept],
+                _text(self.reason),
+                list(self.hidden),
+            ]
+        )
+
+    @classmethod
+    def unpack(cls, schema: int, stored: bytes) -> PruneBody:
+        """Reads a verified body.
+
+        Raises:
+            BodyError: The schema is newer than this release, or the layout is wrong.
+        """
+        raw = _checked(schema, "P", stored)
+        try:
+            return cls(
+                tuple(KeptFrame(*item) for item in raw[0]), _str(raw[1]), tuple(raw[2])
+            )
+        except (IndexError, TypeError, ValueError, AttributeError) as error:
+            raise _layout("P", error) from None
+
+
+@dataclass(frozen=True, slots=True)
+class TombstoneBody:
+    """Body of an ``X`` record: the thread ends here."""
+
+    reason: str
+
+    def pack(self) -> bytes:
+        """Stored form."""
+        return _pack([_text(self.reason)])
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenanceBody:
+    """Body of an ``F`` record: what follows was taken over from another thread."""
+
+    source_thread: str
+    source_incarnation: int
+    source_seq: int
+    source_digest: bytes
+
+    def pack(self) -> bytes:
+        """Stored form."""
+        return _pack(
+            [
+                _text(self.source_thread),
+                self.source_incarnation,
+                self.source_seq,
+                self.source_digest,
+            ]
+        )
+
+
+def _need(typed: Typed | None) -> Typed:
+    if typed is None:
+        raise BodyError("a value is missing")
+    return typed
+
+
+def _checked(schema: int, kind: str, stored: bytes) -> Any:
+    if not 1 <= schema <= BODY_SCHEMAS[kind]:
+        raise BodyError(f"schema {schema} of kind {kind} is not known to this release")
+    return _unpack(stored)
+
+
+def _layout(kind: str, error: Exception) -> BodyError:
+    return BodyError(f"a {kind} body of unknown layout ({type(error).__name__}: {error})")

@@ -1,0 +1,40 @@
+"""Which stored records belong to the chain (step P2 and rules R5, R6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from surefoot.rules.envelope import Frame, Kind, Link, RecordHead
+
+__all__ = ["ADOPTED_KINDS", "decide_tail"]
+
+#: Kinds that may be adopted although they were never published; a checkpoint never is.
+ADOPTED_KINDS = frozenset({Kind.WRITES, Kind.EFFECT})
+
+
+def decide_tail(head: Link, frames: Iterable[Frame]) -> Sequence[RecordHead]:
+    """Decides which verified records beyond the published head are adopted.
+
+    Starting at the head, the record that names it as its predecessor is adopted when its kind
+    may be, and so on; the first record of another kind ends the tail. Where several records
+    name the same predecessor (workers of different epochs died there), the one of the
+    highest epoch is taken: its writer had seen the others or fenced them.
+    """
+    after: dict[bytes, RecordHead] = {}
+    for frame in frames:
+        for record in frame.records:
+            if record.link.seq <= head.seq:
+                continue
+            rival = after.get(record.prev)
+            if rival is None or record.epoch > rival.epoch:
+                after[record.prev] = record
+    tail: list[RecordHead] = []
+    at = head
+    while True:
+        following = after.get(at.digest)
+        if following is None or following.link.seq != at.seq + 1:
+            return tail
+        if following.kind not in ADOPTED_KINDS:
+            return tail
+        tail.append(following)
+        at = following.link

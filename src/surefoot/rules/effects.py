@@ -1,0 +1,270 @@
+"""Side effects: identity and every decision about running them (rules E1 to E9)."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from surefoot.rules.envelope import tlv
+
+__all__ = [
+    "Barrier",
+    "BarrierFacts",
+    "Call",
+    "CallFacts",
+    "Position",
+    "Receiver",
+    "Verdict",
+    "decide_absent",
+    "decide_barrier",
+    "decide_call",
+    "decide_match",
+    "idempotency_key",
+    "slot_of",
+    "strip_task_ids",
+]
+
+
+class Receiver(Enum):
+    """Class of the receiver, from what the user declared."""
+
+    DEDUPLICATES = "K"
+    CAN_BE_ASKED = "L"
+    NEITHER = "N"
+
+
+# --- identity (E4, E9) ----------------------------------------------------------------------------
+
+
+def strip_task_ids(namespace: str) -> str:
+    """A checkpoint namespace without task ids: ``a:id1|b:id2`` becomes ``a|b`` (fact: task ids
+    change on time travel and whenever the preceding checkpoint was lost)."""
+    return "|".join(part.split(":", 1)[0] for part in namespace.split("|"))
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The logical position of a call (rule E4).
+
+    Attributes:
+        tenant: Of the thread.
+        thread: Id of the thread.
+        incarnation: Life of the thread id.
+        branch: Branch of the root checkpoint; empty for the root branch.
+        steps: Step of each level's checkpoint, root first.
+        namespace: With task ids removed.
+        path: Task path, as text without ids.
+        name: Name of the effect.
+        call: Ordinal among this task's calls (int), or the explicit call id (str).
+    """
+
+    tenant: str
+    thread: str
+    incarnation: int
+    branch: bytes
+    steps: tuple[int, ...]
+    namespace: str
+    path: str
+    name: str
+    call: int | str
+
+    def shown(self) -> str:
+        """One readable line for operators."""
+        where = f"{self.namespace or '(root)'} step {'.'.join(map(str, self.steps))}"
+        return f"{where} task {self.path} call {self.call}"
+
+
+def slot_of(position: Position) -> bytes:
+    """32 bytes that name a position; arguments are no part of it."""
+    call: tuple[str | int | bytes, ...]
+    call = ("#", position.call) if isinstance(position.call, int) else ("id", position.call)
+    return hashlib.sha256(
+        tlv(
+            "slot/v1",
+            position.tenant,
+            position.thread,
+            position.incarnation,
+            position.branch,
+            tlv(*(step + 2**32 for step in position.steps)),
+            position.namespace,
+            position.path,
+            position.name,
+            *call,
+        )
+    ).digest()
+
+
+def idempotency_key(purpose_key: bytes, slot: bytes) -> str:
+    """The key sent to the receiver: a keyed digest of the identity (rule E9), 128 bits, hex."""
+    return hmac.digest(purpose_key, tlv("idempotency/v1", slot), "sha256").hex()[:32]
+
+
+# --- the barrier (E1) -----------------------------------------------------------------------------
+
+
+class Barrier(Enum):
+    """Whether a call has to wait for its checkpoint."""
+
+    WAIT = "wait"
+    PASS = "pass"  # noqa: S105 - not a password
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierFacts:
+    """Durability mode of the run and class of the receiver."""
+
+    durability: str
+    receiver: Receiver
+
+
+def decide_barrier(facts: BarrierFacts) -> Barrier:
+    """Decides rule E1.
+
+    Under ``sync`` and ``async`` an effect waits until the checkpoint it runs under is
+    published. Under ``exit`` there is no such checkpoint: only a receiver that deduplicates on
+    our key may be called.
+    """
+    if facts.durability != "exit":
+        return Barrier.WAIT
+    return Barrier.PASS if facts.receiver is Receiver.DEDUPLICATES else Barrier.REFUSE
+
+
+# --- run, replay, ask or refuse (E3, E4, E5, E8) ---------------------------------------------------
+
+
+class Verdict(Enum):
+    """What to do with a call."""
+
+    RUN = "run"
+    REPLAY = "replay"
+    RESEND = "resend"
+    ASK = "ask"
+    CONFLICT = "conflict"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """What is known about a slot when a call reaches it.
+
+    Attributes:
+        receiver: Class of the receiver.
+        state: State of the slot's newest record; None when there is none.
+        same_arguments: The recorded fingerprint equals the one of this call.
+        intent: B holds an intent of this slot: it may have been sent (E5).
+        tainted: A missing record is ambiguous (E3).
+    """
+
+    receiver: Receiver
+    state: str | None
+    same_arguments: bool
+    intent: bool
+    tainted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A verdict and its reason."""
+
+    verdict: Verdict
+    reason: str
+
+
+_PROVEN_NOTHING = frozenset({"failed", "absent"})
+_OPEN = frozenset({"started", "in_doubt"})
+
+
+def decide_call(facts: CallFacts) -> Call:
+    """Decides what a call does; the whole table of rules E3, E4, E5 and E8.
+
+    ================  =========================  =======================  ======================
+    record            K (deduplicates)           L (can be asked)         N (neither)
+    ================  =========================  =======================  ======================
+    none              run                        run, or ask if intent    run, or refuse if intent
+    failed, absent    run                        run                      run
+    succeeded         replay                     replay                   replay
+    started           resend, same key           ask, or run if no        refuse, or run if no
+                                                 intent                   intent
+    in_doubt          resend, same key           ask                      refuse
+    needs_review      refuse                     refuse                   refuse
+    ================  =========================  =======================  ======================
+
+    Other arguments than recorded are a conflict, except after a proven failure.
+    """
+    state = facts.state
+    if state is None:
+        return _decide_missing(facts)
+    if state in _PROVEN_NOTHING:
+        return Call(Verdict.RUN, f"the last attempt is recorded as {state}: nothing happened")
+    if not facts.same_arguments:
+        return Call(Verdict.CONFLICT, f"the recorded call is {state} with other arguments")
+    if state == "succeeded":
+        return Call(Verdict.REPLAY, "recorded as succeeded")
+    if state in _OPEN:
+        return _decide_open(facts, state)
+    return Call(Verdict.REFUSE, f"recorded as {state}; a person decides")
+
+
+def _decide_missing(facts: CallFacts) -> Call:
+    if facts.receiver is Receiver.DEDUPLICATES:
+        return Call(Verdict.RUN, "no record; the receiver deduplicates on the key")
+    if not facts.intent:
+        return Call(Verdict.RUN, "no record and no intent: never sent")
+    if facts.receiver is Receiver.CAN_BE_ASKED:
+        return Call(Verdict.ASK, "an intent without its record: it may have been sent")
+    return Call(Verdict.REFUSE, "an intent without its record, and nobody can be asked")
+
+
+def _decide_open(facts: CallFacts, state: str) -> Call:
+    if facts.receiver is Receiver.DEDUPLICATES:
+        return Call(Verdict.RESEND, f"recorded as {state}; the receiver deduplicates on the key")
+    if state == "started" and not facts.intent:
+        return Call(Verdict.RUN, "started without an intent: never sent")
+    if facts.receiver is Receiver.CAN_BE_ASKED:
+        return Call(Verdict.ASK, f"recorded as {state}; the receiver can be asked")
+    return Call(Verdict.REFUSE, f"recorded as {state}, and nobody can be asked")
+
+
+# --- what a lookup's answer is worth (E5, E8) -------------------------------------------------------
+
+
+def decide_match(compare: Sequence[str], arguments: Mapping[str, Any], evidence: Any) -> str | None:
+    """Decides whether what a lookup found is this effect.
+
+    Args:
+        compare: Names of the semantic fields.
+        arguments: Arguments of the call by name.
+        evidence: What the lookup found, a mapping or an object with these attributes.
+
+    Returns:
+        None when all fields are equal, otherwise a sentence that names the first one that
+        differs or is missing (without values).
+    """
+    for name in compare:
+        if name not in arguments:
+            return f"compare names {name!r}, which is no argument of the effect"
+        if isinstance(evidence, Mapping):
+            if name not in evidence:
+                return f"the evidence lacks {name!r}"
+            found = evidence[name]
+        elif hasattr(evidence, name):
+            found = getattr(evidence, name)
+        else:
+            return f"the evidence lacks {name!r}"
+        if type(found) is not type(arguments[name]) or found != arguments[name]:
+            return f"{name!r} differs"
+    return None
+
+
+def decide_absent(*, strong: bool, reads: int, settled: bool) -> bool:
+    """Decides whether "absent" counts (rules E5, E8).
+
+    Never before the settling time has passed, because an earlier holder's request may still be
+    under way; then at once from a lookup declared strong, otherwise after a second read.
+    """
+    return settled and (strong or reads >= 2)

@@ -1,0 +1,283 @@
+"""One thread's live run in this process: epoch, head, latch, queue. No I/O.
+
+A session begins when a run loads its checkpoint (or a direct call acquires the thread) and
+ends when the run is over, another worker fences it, or a save fails. Its ``lock`` serialises
+the journal; its ``queue_lock`` only guards the queue, so that a write is enqueued while a
+commit is under way.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from surefoot.errors import Fenced, Misuse, SaveFailed, SurefootError
+from surefoot.ports import HeadRow
+from surefoot.rules.bodies import Batch, CheckpointBody, EffectBody, Typed
+from surefoot.rules.envelope import Identity, Link
+
+__all__ = ["Known", "ListChunk", "ListState", "Pending", "RunHandle", "Session", "Sessions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A checkpoint that this session has seen on the chain.
+
+    Attributes:
+        namespace: Its namespace.
+        checkpoint_id: Its id.
+        parent_id: The checkpoint it was put after.
+        seq: Its record's number.
+        step: ``metadata["step"]``.
+        branch: Id of its branch (empty for the root branch).
+    """
+
+    namespace: str
+    checkpoint_id: str
+    parent_id: str | None
+    seq: int
+    step: int
+    branch: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ListChunk:
+    """A stored piece of a list: how many elements, SHA-256 of their serialised bytes, and the
+    running digest of the log up to it."""
+
+    items: int
+    raw_digest: bytes
+    running: bytes
+
+
+@dataclass(slots=True)
+class ListState:
+    """A list channel as last stored: its segments (log id, pieces)."""
+
+    segments: list[tuple[int, list[ListChunk]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A batch of writes that waits for the next put, with the rows its values need."""
+
+    namespace: str
+    checkpoint_id: str
+    batch: Batch
+    rows: tuple[tuple[bytes, bytes], ...]
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunHandle:
+    """What is known about the run that makes a call.
+
+    Attributes:
+        control: The run's control object; one per run tree.
+        writer: An object that lives exactly as long as the run, or None.
+        durability: ``sync``, ``async`` or ``exit``.
+        loop: The event loop the run lives on; None for a synchronous run.
+    """
+
+    control: object
+    writer: object | None
+    durability: str
+    loop: object | None = None
+
+
+class Session:
+    """State of one acquisition of one thread."""
+
+    def __init__(self, identity: Identity, epoch: int, owner: str, control: object | None) -> None:
+        self.identity = identity
+        self.epoch = epoch
+        self.owner = owner
+        #: The run's control object (one per run tree); None for a direct call.
+        self.control = control
+        self.writer: weakref.ref[Any] | None = None
+        self.durability = "async"
+        self.loop: object | None = None
+
+        self.lock = threading.RLock()
+        self.queue_lock = threading.Lock()
+        self._published = threading.Condition()
+        self._waiters: list[Callable[[], None]] = []
+
+        self.key: int | None = None
+        self.head = Link(0, bytes(32))
+        self.mark = Link(0, bytes(32))
+        self.stored_head: HeadRow | None = None
+        self.wrote = False
+        self.step = -3
+        #: Subjects of pending writes whose checkpoint is not stored yet, and where they are.
+        self.early: dict[bytes, int] = {}
+
+        self.tainted = False
+        self.intents: dict[bytes, int] = {}
+        self.lease_until_ms = 0
+        self.acquired_ms = 0
+        self.settle_over_ms = 0
+        #: The lease was given back with the last publish (run at rest, paused by an interrupt
+        #: or ended by an error): whoever comes next need not wait.
+        self.yielded = False
+        self.dirty = False
+        self.idle_since_ms = 0
+        self.swept = False
+
+        self.known: dict[tuple[str, str], Known] = {}
+        self.latest: dict[str, str] = {}
+        self.bodies: dict[tuple[str, str], CheckpointBody] = {}
+        self.branch_heads: dict[tuple[str, bytes], str] = {}
+        #: Everything on the chain above this seq has been seen by this session.
+        self.scan_floor = 0
+        #: Seq of the root checkpoint this run started from: a namespace with a task id of this
+        #: run cannot have a checkpoint below it.
+        self.root_floor = 0
+        self.refs: dict[str, dict[str, tuple[Any, Typed]]] = {}
+        self.lists: dict[tuple[str, str], ListState] = {}
+        self.log_tips: dict[int, int] = {}
+        self.stored_digests: OrderedDict[bytes, None] = OrderedDict()
+        self.runs_noted: set[str] = set()
+
+        self.queue: list[Pending] = []
+        self.effects: dict[bytes, EffectBody] = {}
+        self.unfolded: dict[bytes, tuple[str, str]] = {}
+        self.ordinals: dict[tuple[str, int, bytes], int] = {}
+        self.running: set[bytes] = set()
+
+        self._latch: SurefootError | None = None
+        self.ended = False
+
+    # --- latch (E10) ----------------------------------------------------------------------------
+
+    @property
+    def latched(self) -> SurefootError | None:
+        """The error that stopped this session, if any."""
+        return self._latch
+
+    def latch(self, error: SurefootError) -> None:
+        """Stops the session: no further write or effect until a new epoch is acquired (E10)."""
+        if self._latch is None:
+            self._latch = error
+        self.notify()
+
+    def check(self) -> None:
+        """Raises when nothing more may be written or started.
+
+        Raises:
+            Fenced: Another worker has the thread.
+            SaveFailed: An earlier save failed.
+        """
+        error = self._latch
+        if error is None:
+            if self.ended:
+                raise Fenced(
+                    thread=self.identity.thread,
+                    epoch=self.epoch,
+                    current_epoch=None,
+                    reason="this run has given the thread back",
+                )
+            return
+        if isinstance(error, (Fenced, Misuse)):
+            raise type(error)(**error.fields)  # a new one: each raise has its own traceback
+        raise SaveFailed(
+            thread=self.identity.thread, reason=f"{type(error).__name__} {error.code}"
+        ) from error
+
+    # --- published checkpoints (E1) ---------------------------------------------------------------
+
+    def is_published(self, namespace: str, checkpoint_id: str) -> bool:
+        """True when the checkpoint's record is at or below the published head."""
+        known = self.known.get((namespace, checkpoint_id))
+        return known is not None and known.seq <= self.mark.seq
+
+    def notify(self) -> None:
+        """Wakes everything that waits for a publish or for the latch."""
+        with self._published:
+            waiters, self._waiters = self._waiters, []
+            self._published.notify_all()
+        for wake in waiters:
+            wake()
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        """Calls ``wake`` once at the next publish or latch."""
+        with self._published:
+            self._waiters.append(wake)
+
+    def wait_change(self, seconds: float, until: Callable[[], bool]) -> bool:
+        """Blocks until a condition holds; it is looked at after each publish or latch."""
+        with self._published:
+            return self._published.wait_for(until, timeout=seconds)
+
+    # --- small state --------------------------------------------------------------------------------
+
+    def is_over(self) -> bool:
+        """True when the run that owns this session cannot go on any more."""
+        if self.ended or self._latch is not None or self.yielded:
+            return True
+        return self.writer is not None and self.writer() is None
+
+    def note_stored(self, digest: bytes, bound: int) -> None:
+        """Remembers that a value row is stored, within a bound."""
+        self.stored_digests[digest] = None
+        self.stored_digests.move_to_end(digest)
+        while len(self.stored_digests) > bound:
+            self.stored_digests.popitem(last=False)
+
+    def early_floor(self) -> int:
+        """Lowest seq of pending writes whose checkpoint is not stored yet; 0 when none."""
+        return min(self.early.values(), default=0)
+
+    def new_log(self) -> int:
+        """A fresh log id: random, so that copied threads never meet it again."""
+        return secrets.randbits(62)
+
+
+class Sessions:
+    """The live sessions of one saver, by thread id. Shared by all clones of the saver."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_thread: dict[str, Session] = {}
+
+    def get(self, thread: str) -> Session | None:
+        """The live session of a thread, or None."""
+        with self._lock:
+            return self._by_thread.get(thread)
+
+    def put(self, session: Session) -> None:
+        """Makes a session the live one of its thread."""
+        with self._lock:
+            self._by_thread[session.identity.thread] = session
+
+    def drop(self, session: Session) -> None:
+        """Forgets a session if it is still the live one."""
+        with self._lock:
+            if self._by_thread.get(session.identity.thread) is session:
+                del self._by_thread[session.identity.thread]
+
+    def all(self) -> list[Session]:
+        """A snapshot of the live sessions."""
+        with self._lock:
+            return list(self._by_thread.values())
+
+    def of_run(self, run: RunHandle, thread: str | None = None) -> Session | None:
+        """The session of a run tree, found by its control object.
+
+        Args:
+            run: The run.
+            thread: Only the session of this thread; None takes any.
+        """
+        with self._lock:
+            if thread is not None:
+                session = self._by_thread.get(thread)
+                return session if session is not None and session.control is run.control else None
+            for session in self._by_thread.values():
+                if session.control is run.control:
+                    return session
+        return None
