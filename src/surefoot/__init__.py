@@ -9,16 +9,38 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from surefoot.config import Limits, ResumePolicy
     from surefoot.keys import Keyring
+    from surefoot.langgraph.effects import EffectCall, effect
     from surefoot.langgraph.saver import SurefootSaver
+    from surefoot.rules.answers import Absent, Committed, Conflicting, NotSent, Unknown
 
 _HOMES = {
+    "Absent": "surefoot.rules.answers",
+    "Committed": "surefoot.rules.answers",
+    "Conflicting": "surefoot.rules.answers",
+    "EffectCall": "surefoot.langgraph.effects",
     "Keyring": "surefoot.keys",
     "Limits": "surefoot.config",
+    "NotSent": "surefoot.rules.answers",
     "ResumePolicy": "surefoot.config",
     "SurefootSaver": "surefoot.langgraph.saver",
+    "Unknown": "surefoot.rules.answers",
+    "effect": "surefoot.langgraph.effects",
 }
 
-__all__ = ["Keyring", "Limits", "ResumePolicy", "SurefootSaver", "__version__"]
+__all__ = [
+    "Absent",
+    "Committed",
+    "Conflicting",
+    "EffectCall",
+    "Keyring",
+    "Limits",
+    "NotSent",
+    "ResumePolicy",
+    "SurefootSaver",
+    "Unknown",
+    "__version__",
+    "effect",
+]
 
 
 def __getattr__(name: str) -> Any:

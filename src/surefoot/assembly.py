@@ -30,7 +30,7 @@ from surefoot.session import RunHandle, Session, Sessions
 from surefoot.store.postgres import PostgresContentStore
 from surefoot.store.sqlite import SqliteContentStore
 
-__all__ = ["Core", "open_core", "open_highwater", "open_store"]
+__all__ = ["Core", "core_of_run", "open_core", "open_highwater", "open_store"]
 
 log = logging.getLogger("surefoot")
 T = TypeVar("T")
@@ -349,6 +349,14 @@ def _keep(core_ref: weakref.ref[Core], wake: threading.Event) -> None:
         if wait is None:
             wait = 30.0
         del core
+
+
+def core_of_run(run: RunHandle, thread: str) -> Core | None:
+    """The core that holds a run's session, among all that are open in this process."""
+    for core in list(_open_cores):
+        if core.sessions.of_run(run, thread) is not None:
+            return core
+    return None
 
 
 @atexit.register

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surefoot.errors import Fenced, Misuse, SaveFailed, SurefootError
-from surefoot.ports import HeadRow
+from surefoot.ports import HeadRow, Serializer
 from surefoot.rules.bodies import Batch, CheckpointBody, EffectBody, Typed
 from surefoot.rules.envelope import Identity, Link
 
@@ -101,6 +101,10 @@ class Session:
         self.control = control
         self.writer: weakref.ref[Any] | None = None
         self.durability = "async"
+        #: Serialiser of the saver that loaded the run.
+        self.serde: Serializer | None = None
+        #: Namespaces whose graphs load and save through this session.
+        self.loaded: set[str] = set()
         self.loop: object | None = None
 
         self.lock = threading.RLock()

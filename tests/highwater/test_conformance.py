@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from tests.postgres import fresh_database
 
 from surefoot.highwater import PostgresHighWater, SqliteHighWater
 from surefoot.ports import HighWater, Lease, Mark
@@ -20,7 +21,6 @@ from surefoot.testing import (
     HighWaterConformance,
     run_highwater_conformance,
 )
-from tests.postgres import fresh_database
 
 NAMES = HighWaterConformance(lambda: SqliteHighWater("unused.db")).names()
 IN_ONE_PROCESS = [name for name in NAMES if not name.endswith("_processes")]
@@ -147,8 +147,14 @@ MUTANTS = [
 
 @pytest.mark.parametrize(("statement", "old", "new", "noticed_by"), MUTANTS)
 def test_a_broken_statement_fails(
-    statement: str, old: str, new: str, noticed_by: str, tmp_path: Path
+    statement: str,
+    old: str,
+    new: str,
+    noticed_by: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("surefoot.testing.highwater_suite.EXPIRY_S", 1.0)
     report = run_highwater_conformance(
         lambda: Mutant(tmp_path / "b.db", statement, old, new), only=[noticed_by]
     )

@@ -24,6 +24,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool
+from tests.postgres import Cluster, fresh_database, fresh_role, with_parts
 
 from surefoot.config import Limits
 from surefoot.errors import (
@@ -40,7 +41,6 @@ from surefoot.errors import (
 from surefoot.highwater import PostgresHighWater, SqliteHighWater, open_highwater
 from surefoot.highwater.statements import load
 from surefoot.ports import HighWater, Lease, Mark, Publish
-from tests.postgres import Cluster, fresh_database, fresh_role, with_parts
 
 LONG = Lease("holder", 60_000)
 ZERO = bytes(32)
@@ -626,6 +626,35 @@ def test_sqlite_failed_commit_is_an_unknown_outcome(tmp_path: Path, carried_out:
         failing.publish("tenant", "t", raised(mark))
     assert seen(store).seq == int(carried_out)
     assert store.publish("tenant", "t", raised(seen(store))), "the lock is free"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("database is locked", StoreUnavailable),
+        ("database table is locked", StoreUnavailable),
+        ("locking protocol", StoreUnavailable),
+        ("database disk image is malformed", MarkCorrupt),
+        ("file is not a database", MarkCorrupt),
+        ("attempt to write a readonly database", StoreUnavailable),
+        ("unable to open database file", NotSetUp),
+        ("no such table: surefoot_marks", NotSetUp),
+        ("disk I/O error", StoreUnavailable),
+        ("database or disk is full", StoreUnavailable),
+    ],
+)
+def test_sqlite_errors_are_understood_without_codes(
+    tmp_path: Path, text: str, kind: type[SurefootError]
+) -> None:
+    """Python 3.10 shows texts only."""
+    store = SqliteHighWater(tmp_path / "b.db", limits=Limits(busy_timeout_ms=1))
+
+    def fail() -> None:
+        raise sqlite3.OperationalError(text)
+
+    with pytest.raises(SurefootError) as caught:
+        store._patiently(fail, thread="t")
+    assert type(caught.value) is kind
 
 
 # --- sudden death -----------------------------------------------------------------------------

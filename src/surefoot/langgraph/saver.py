@@ -268,7 +268,9 @@ class SurefootSaver(BaseCheckpointSaver[Version]):
             chain = look(self.core.ports, target.thread)
             return None if chain is None else self._read(chain, target, None)
         session, chain, fresh = self.core.load(target.thread, run)
+        session.serde = self.serde
         with session.lock:
+            session.loaded.add(target.namespace)
             if not fresh:
                 if _nothing_there(session, target):
                     return None

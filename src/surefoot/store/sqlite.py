@@ -405,7 +405,7 @@ class SqliteContentStore:
 
     def _translation(self, error: sqlite3.Error, what: str) -> SurefootError:
         name, text = _error_name(error), str(error)
-        if name.startswith("SQLITE_CANTOPEN") and not self._path.exists():
+        if name.startswith("SQLITE_CANTOPEN") and what != "setup" and not self._path.exists():
             return NotSetUp(where=self.shown, reason="the file does not exist")
         if "no such table" in text or "no such column" in text or "has no column" in text:
             return NotSetUp(where=self.shown, reason=text)

@@ -86,7 +86,7 @@ END;
 -- name: read
 -- P2: the mark, read before anything of the content store.
 SELECT incarnation, seq, digest, epoch, owner,
-  CASE WHEN lease_until_ms = 0 THEN 0
+  CASE WHEN typeof(lease_until_ms) <> 'integer' THEN NULL WHEN lease_until_ms = 0 THEN 0
     ELSE lease_until_ms - CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) END AS lease_left_ms,
   step, state, clean, tainted, resumes, intents
 FROM surefoot_marks
@@ -159,7 +159,7 @@ RETURNING epoch;
 -- name: marks
 -- Readers: a page of a tenant's threads in the order of their ids, for listings and checks.
 SELECT thread, incarnation, seq, digest, epoch, owner,
-  CASE WHEN lease_until_ms = 0 THEN 0
+  CASE WHEN typeof(lease_until_ms) <> 'integer' THEN NULL WHEN lease_until_ms = 0 THEN 0
     ELSE lease_until_ms - CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) END AS lease_left_ms,
   step, state, clean, tainted, resumes, intents
 FROM surefoot_marks

@@ -1,0 +1,588 @@
+"""Running a side effect once (rules E1 to E10).
+
+``begin`` decides and records before the effect, ``finish`` and ``fail`` record after it,
+``answered`` takes what a lookup said. User code runs between them, in the wrappers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from surefoot.errors import (
+    BarrierTimeout,
+    EffectConflict,
+    EffectInDoubt,
+    EffectResultLost,
+    Misuse,
+    NotStorable,
+)
+from surefoot.flows import journal
+from surefoot.flows.values import Loader, Writer
+from surefoot.ports import Ports, Serializer
+from surefoot.rules.answers import Absent, Answer, Committed, Conflicting
+from surefoot.rules.bodies import BODY_SCHEMAS, EffectBody, Typed
+from surefoot.rules.effects import (
+    Barrier,
+    BarrierFacts,
+    CallFacts,
+    Position,
+    Receiver,
+    Verdict,
+    decide_absent,
+    decide_barrier,
+    decide_call,
+    decide_match,
+    idempotency_key,
+    slot_of,
+)
+from surefoot.rules.envelope import Kind, Record
+from surefoot.session import Session
+
+__all__ = [
+    "CallPlace",
+    "CallRequest",
+    "Step",
+    "answered",
+    "barrier_passed",
+    "barrier_timeout",
+    "begin",
+    "fail",
+    "finish",
+    "note",
+    "receipt_of",
+    "require_barrier",
+    "settle_left_ms",
+]
+
+_MARGIN_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlace:
+    """Where in the graph a call is made.
+
+    Attributes:
+        levels: (namespace, checkpoint id) of each saved level, root first; the call runs under
+            the last one.
+        saved: The innermost graph saves checkpoints; its own are the last level then.
+        step: LangGraph's step of the running task.
+        namespace: Namespace of the call, task ids removed.
+        path: Task path without ids.
+        task: Task id and attempt, which scope the ordinals.
+    """
+
+    levels: tuple[tuple[str, str], ...]
+    saved: bool
+    step: int
+    namespace: str
+    path: str
+    task: tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """One call of an effect.
+
+    Attributes:
+        name: Name of the effect.
+        place: Where it is made.
+        call_id: Explicit id of the call within its task; None counts.
+        receiver: Class of the receiver.
+        arguments: Semantic arguments by name.
+        fingerprint: 32 bytes over them.
+        compare: Fields that a lookup's evidence must match.
+        settling_ms: Time after which "absent" may count; None takes the policy's.
+        strong: The lookup is declared strong: one read is enough once settled.
+    """
+
+    name: str
+    place: CallPlace
+    call_id: str | None
+    receiver: Receiver
+    arguments: Mapping[str, Any]
+    fingerprint: bytes
+    compare: Sequence[str] = ()
+    settling_ms: int | None = None
+    strong: bool = False
+
+
+@dataclass(slots=True)
+class Step:
+    """What a call does next.
+
+    Attributes:
+        verdict: RUN or RESEND: send now. REPLAY: return ``result``. ASK: ask the receiver.
+        request: The call.
+        body: The newest record of the slot (as stored for RUN and RESEND).
+        result: For REPLAY.
+        reads: Number of "absent" answers so far.
+        absent_from_ms: Local monotonic time from which "absent" may count.
+        rows: Rows that the record of a start needs.
+    """
+
+    verdict: Verdict
+    request: CallRequest
+    body: EffectBody
+    result: Any = None
+    reads: int = 0
+    absent_from_ms: int = 0
+    rows: Sequence[tuple[bytes, bytes]] = ()
+
+
+# --- E1 -------------------------------------------------------------------------------------------
+
+
+def require_barrier(session: Session, request: CallRequest) -> bool:
+    """Decides whether the call has to wait for its checkpoint (rule E1).
+
+    Raises:
+        Misuse: Under ``durability="exit"`` with a receiver that does not deduplicate.
+    """
+    then = decide_barrier(BarrierFacts(session.durability, request.receiver))
+    if then is Barrier.REFUSE:
+        raise Misuse(
+            field=f"effect {request.name!r}",
+            reason=(
+                'durability="exit" stores no checkpoint before the effect; use "async" or '
+                '"sync", or declare idempotent=True'
+            ),
+        )
+    return then is Barrier.WAIT
+
+
+def barrier_passed(session: Session, request: CallRequest) -> bool:
+    """True when every level's checkpoint is published, or the session is latched."""
+    if session.latched is not None or session.ended:
+        return True
+    return all(session.is_published(*level) for level in request.place.levels)
+
+
+def barrier_timeout(session: Session, request: CallRequest, waited_ms: int) -> BarrierTimeout:
+    """The error for a checkpoint that was not published in time."""
+    missing = [cid for ns, cid in request.place.levels if not session.is_published(ns, cid)]
+    return BarrierTimeout(
+        effect=request.name,
+        thread=session.identity.thread,
+        waited_ms=waited_ms,
+        checkpoint_id=missing[0] if missing else None,
+    )
+
+
+# --- before the effect -------------------------------------------------------------------------------
+
+
+def begin(ports: Ports, session: Session, serde: Serializer, request: CallRequest) -> Step:
+    """Decides a call and records its start (rules E2 to E5).
+
+    Raises:
+        EffectConflict: The slot was reached with other arguments.
+        EffectInDoubt: Nobody can prove whether it happened.
+        EffectResultLost: It happened, but its result could not be stored.
+        Fenced: Another worker has the thread.
+        Misuse: Two concurrent calls of one task without ``call_id=``.
+    """
+    with session.lock:
+        session.check()
+        position = _position(session, request)
+        slot = slot_of(position)
+        held = session.effects.get(slot)
+        verdict = decide_call(
+            CallFacts(
+                receiver=request.receiver,
+                state=None if held is None else held.state,
+                same_arguments=held is not None and held.fingerprint == request.fingerprint,
+                intent=slot in session.intents,
+                tainted=session.tainted,
+            )
+        )
+        body, rows = _body(ports, session, serde, request, position, slot, held)
+        if verdict.verdict is Verdict.CONFLICT:
+            raise _conflict(session, body, verdict.reason)
+        if verdict.verdict is Verdict.REFUSE:
+            raise in_doubt(session, held or body, verdict.reason)
+        if verdict.verdict is Verdict.REPLAY and held is not None:
+            return _replay(ports, session, serde, request, held)
+        step = Step(verdict.verdict, request, held or body, rows=rows)
+        step.absent_from_ms = _absent_from(ports, session, request, held)
+        if verdict.verdict is Verdict.ASK:
+            session.running.add(slot)
+            return step
+        return _start(ports, session, step, body, held)
+
+
+def _start(
+    ports: Ports, session: Session, step: Step, body: EffectBody, held: EffectBody | None
+) -> Step:
+    """Stores the start, publishes an intent where the class needs one, guards the lease."""
+    slot = body.slot
+    session.running.add(slot)
+    try:
+        attempt = 1 if held is None else held.attempt + 1
+        key = body.key if held is None else held.key
+        step.body = replace(body, attempt=attempt, key=key, state="started")
+        _record(ports, session, step.body, step.rows)
+        if step.request.receiver is not Receiver.DEDUPLICATES:
+            session.intents[slot] = session.epoch
+            journal.publish(ports, session)
+        elif ports.host.monotonic_ms() > session.lease_until_ms - _MARGIN_MS:
+            journal.renew(ports, session)
+    except BaseException:
+        session.running.discard(slot)
+        raise
+    return step
+
+
+def _position(session: Session, request: CallRequest) -> Position:
+    place = request.place
+    root = session.known.get(place.levels[0]) if place.levels else None
+    position = Position(
+        tenant=session.identity.tenant,
+        thread=session.identity.thread,
+        incarnation=session.identity.incarnation,
+        branch=b"" if root is None else root.branch,
+        steps=(*_outer_steps(session, request), place.step),
+        namespace=place.namespace,
+        path=place.path,
+        name=request.name,
+        call=request.call_id if request.call_id is not None else 0,
+    )
+    if request.call_id is not None:
+        return position
+    base = slot_of(position)
+    key = (*place.task, base)
+    ordinal = session.ordinals.get(key, 0)
+    if ordinal and slot_of(replace(position, call=ordinal - 1)) in session.running:
+        raise Misuse(
+            field=f"effect {request.name!r}",
+            reason=(
+                "two calls of one task run at the same time, so their order cannot identify "
+                "them; give each a call_id="
+            ),
+        )
+    session.ordinals[key] = ordinal + 1
+    return replace(position, call=ordinal)
+
+
+def _outer_steps(session: Session, request: CallRequest) -> list[int]:
+    """Step of each checkpoint around the innermost graph, root first."""
+    place = request.place
+    steps: list[int] = []
+    for level in place.levels[:-1] if place.saved else place.levels:
+        known = session.known.get(level)
+        if known is None:
+            raise Misuse(
+                field=f"effect {request.name!r}",
+                reason=(
+                    'in a subgraph under durability="exit" its place cannot be told, because '
+                    'the checkpoints around it are not stored; use "async" or "sync"'
+                ),
+            )
+        steps.append(known.step)
+    return steps
+
+
+def _body(
+    ports: Ports,
+    session: Session,
+    serde: Serializer,
+    request: CallRequest,
+    position: Position,
+    slot: bytes,
+    held: EffectBody | None,
+) -> tuple[EffectBody, Sequence[tuple[bytes, bytes]]]:
+    """The record of a start, and the rows that its arguments need."""
+    namespace, checkpoint_id = request.place.levels[-1] if request.place.levels else ("", "")
+    writer = _writer(ports, serde)
+    key_id = ports.seals.primary()
+    purpose = ports.seals.purpose_key(
+        key_id, "idempotency/v1", session.identity.tenant, session.identity.thread
+    )
+    arguments = writer.value(dict(request.arguments), channel=f"(arguments of {request.name})")
+    body = EffectBody(
+        slot=slot,
+        name=request.name,
+        state="started",
+        attempt=1,
+        receiver=request.receiver.value,
+        fingerprint=request.fingerprint,
+        key=idempotency_key(purpose, slot) if held is None else held.key,
+        namespace=namespace,
+        checkpoint_id=checkpoint_id,
+        position=position.shown(),
+        arguments=arguments,
+        at_us=ports.host.now_us(),
+    )
+    return body, writer.rows
+
+
+def _replay(
+    ports: Ports, session: Session, serde: Serializer, request: CallRequest, held: EffectBody
+) -> Step:
+    if held.result is None:
+        raise EffectResultLost(
+            effect=held.name,
+            thread=session.identity.thread,
+            slot=held.slot.hex(),
+            reason=held.unstorable or "no result was recorded",
+            receipt=None if held.receipt is None else _load(ports, session, serde, held.receipt),
+        )
+    return Step(Verdict.REPLAY, request, held, _load(ports, session, serde, held.result))
+
+
+def _load(ports: Ports, session: Session, serde: Serializer, typed: Typed) -> Any:
+    loader = Loader(session.identity.thread, ports.store, session.key or 0, serde)
+    loader.fetch([typed])
+    return loader.load(typed)
+
+
+# --- after the effect --------------------------------------------------------------------------------
+
+
+def note(
+    ports: Ports, session: Session, serde: Serializer, step: Step, receipt: Mapping[str, Any]
+) -> None:
+    """Stores what a body learned while it ran, at once (``call.note(provider_id=…)``).
+
+    Raises:
+        NotStorable: The receipt is no plain data.
+        Fenced: Another worker has the thread.
+    """
+    with session.lock:
+        writer = _writer(ports, serde)
+        typed = writer.value(dict(receipt), channel=f"(receipt of {step.request.name})")
+        step.body = replace(step.body, receipt=typed)
+        _record(ports, session, step.body, writer.rows)
+
+
+def finish(
+    ports: Ports,
+    session: Session,
+    serde: Serializer,
+    step: Step,
+    result: Any,
+    *,
+    source: str = "body",
+    evidence: Any = None,
+) -> Any:
+    """Records that the effect happened, with its result (rule E2).
+
+    A result that cannot be stored is refused only after it is recorded that the effect
+    happened: it is never run again.
+
+    Returns:
+        The result as a later replay would give it.
+
+    Raises:
+        EffectResultLost: The result cannot be stored.
+        SaveFailed: The outcome could not be recorded; the effect stays in doubt.
+    """
+    with session.lock:
+        writer = _writer(ports, serde)
+        lost: NotStorable | None = None
+        body = replace(
+            step.body, state="succeeded", source=source, error=None, at_us=ports.host.now_us()
+        )
+        try:
+            body = replace(body, result=writer.value(result, channel=f"(result of {body.name})"))
+        except NotStorable as error:
+            lost = error
+            body = replace(body, unstorable=str(error))
+        if evidence is not None:
+            body = replace(body, evidence=_evidence(writer, body.name, evidence))
+        _close(ports, session, body, writer.rows)
+        if lost is not None:
+            raise EffectResultLost(
+                effect=body.name,
+                thread=session.identity.thread,
+                slot=body.slot.hex(),
+                reason=str(lost),
+                receipt=None,
+            ) from lost
+        if body.result is None:
+            return result
+        raw = serde.dumps_typed(result)
+        return serde.loads_typed(raw)
+
+
+def fail(ports: Ports, session: Session, step: Step, error: BaseException, *, proven: bool) -> None:
+    """Records that the body raised (rule E8).
+
+    Args:
+        ports: Stores.
+        session: Whose journal.
+        step: The call.
+        error: What the body raised; only its type is stored.
+        proven: It proves that nothing happened (`NotSent`); anything else is in doubt.
+
+    Raises:
+        SaveFailed: The outcome could not be recorded; the record stays at ``started``.
+    """
+    with session.lock:
+        body = replace(
+            step.body,
+            state="failed" if proven else "in_doubt",
+            error=type(error).__qualname__,
+            at_us=ports.host.now_us(),
+        )
+        _close(ports, session, body, ())
+        if proven:
+            session.intents.pop(body.slot, None)
+
+
+def answered(
+    ports: Ports, session: Session, serde: Serializer, step: Step, answer: Answer
+) -> Step:
+    """Takes the answer of a lookup (rules E5, E8).
+
+    Returns:
+        REPLAY with the result, RUN when it is proven absent, or ASK to ask once more.
+
+    Raises:
+        EffectInDoubt: A person has to decide, or nobody can say.
+    """
+    request = step.request
+    if isinstance(answer, Committed):
+        differs = decide_match(request.compare, request.arguments, answer.evidence)
+        if differs is None:
+            result = finish(
+                ports,
+                session,
+                serde,
+                step,
+                answer.returned(),
+                source="reconcile",
+                evidence=answer.evidence,
+            )
+            return Step(Verdict.REPLAY, request, step.body, result)
+        return _review(ports, session, serde, step, answer.evidence, differs)
+    if isinstance(answer, Conflicting):
+        return _review(ports, session, serde, step, answer.evidence, answer.reason)
+    if isinstance(answer, Absent):
+        return _absent(ports, session, step)
+    with session.lock:
+        session.running.discard(step.body.slot)
+    raise in_doubt(session, step.body, answer.reason)
+
+
+def _absent(ports: Ports, session: Session, step: Step) -> Step:
+    now = ports.host.monotonic_ms()
+    settled = now >= step.absent_from_ms
+    step.reads += 1 if settled else 0
+    if not decide_absent(strong=step.request.strong, reads=step.reads, settled=settled):
+        return step
+    with session.lock:
+        held = replace(step.body, state="absent", source="reconcile", at_us=ports.host.now_us())
+        _record(ports, session, held)
+        fresh = replace(held, state="started", source="body", fingerprint=step.request.fingerprint)
+        again = Step(Verdict.RUN, step.request, fresh, rows=step.rows)
+        return _start(ports, session, again, fresh, held)
+
+
+def _review(
+    ports: Ports, session: Session, serde: Serializer, step: Step, evidence: Any, reason: str
+) -> Step:
+    with session.lock:
+        writer = _writer(ports, serde)
+        body = replace(
+            step.body,
+            state="needs_review",
+            source="reconcile",
+            error=reason,
+            evidence=_evidence(writer, step.body.name, evidence),
+            at_us=ports.host.now_us(),
+        )
+        _close(ports, session, body, writer.rows)
+    raise in_doubt(session, body, reason)
+
+
+def settle_left_ms(ports: Ports, step: Step) -> int:
+    """How long to wait before "absent" may count; 0 when it may."""
+    return max(step.absent_from_ms - ports.host.monotonic_ms(), 0)
+
+
+def _absent_from(
+    ports: Ports, session: Session, request: CallRequest, held: EffectBody | None
+) -> int:
+    """From when on "absent" counts: the longest time in flight after the last possible sender.
+
+    Under our own epoch the sender was this process, and its request may still be under way, so
+    the time is counted from now; after a takeover from the acquisition.
+    """
+    settling = ports.policy.settling_ms if request.settling_ms is None else request.settling_ms
+    intent_epoch = None if held is None else session.intents.get(held.slot)
+    if intent_epoch == session.epoch:
+        return ports.host.monotonic_ms() + settling
+    return session.acquired_ms + settling
+
+
+# --- records ------------------------------------------------------------------------------------------
+
+
+def _writer(ports: Ports, serde: Serializer) -> Writer:
+    limits = ports.limits
+    return Writer(
+        serde, limits.inline_value_bytes, limits.list_chunk_min_items, limits.list_segments_max
+    )
+
+
+def _evidence(writer: Writer, name: str, evidence: Any) -> Typed:
+    """Evidence is kept for people; what cannot be stored is kept as its description."""
+    try:
+        return writer.value(evidence, channel=f"(evidence of {name})")
+    except NotStorable:
+        return writer.value(
+            f"{type(evidence).__qualname__} that cannot be stored", channel="(evidence)"
+        )
+
+
+def _close(
+    ports: Ports, session: Session, body: EffectBody, rows: Sequence[tuple[bytes, bytes]]
+) -> None:
+    try:
+        _record(ports, session, body, rows)
+    finally:
+        session.running.discard(body.slot)
+
+
+def _record(
+    ports: Ports, session: Session, body: EffectBody, rows: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    """Stores one transition; its publish rides with the next checkpoint or intent."""
+    record = Record(Kind.EFFECT, BODY_SCHEMAS["E"], body.slot[:16], body.pack())
+    journal.append(ports, session, [record], rows=rows)
+    session.effects[body.slot] = body
+    session.unfolded[body.slot] = (body.namespace, body.checkpoint_id)
+
+
+def _conflict(session: Session, body: EffectBody, reason: str) -> EffectConflict:
+    return EffectConflict(
+        effect=body.name,
+        thread=session.identity.thread,
+        slot=body.slot.hex(),
+        reason=reason,
+        position=body.position,
+    )
+
+
+def in_doubt(session: Session, body: EffectBody, reason: str) -> EffectInDoubt:
+    """The error that says that nobody can prove what happened."""
+    return EffectInDoubt(
+        effect=body.name,
+        thread=session.identity.thread,
+        key=body.key,
+        slot=body.slot.hex(),
+        state=body.state,
+        reason=reason,
+        position=body.position,
+    )
+
+
+
+def receipt_of(ports: Ports, session: Session, serde: Serializer, step: Step) -> dict[str, Any]:
+    """What the body noted so far."""
+    if step.body.receipt is None:
+        return {}
+    receipt: dict[str, Any] = _load(ports, session, serde, step.body.receipt)
+    return receipt

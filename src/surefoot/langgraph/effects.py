@@ -1,0 +1,539 @@
+"""``@effect``: a side effect that happens once, as a decorator for functions, nodes and tools.
+
+The order of steps is one generator, `_steps`; a synchronous and an asynchronous shell carry
+out what it asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, overload
+
+from surefoot.errors import Misconfigured, Misuse, SurefootError
+from surefoot.flows import effects as flow
+from surefoot.langgraph.bubble import bubbling
+from surefoot.langgraph.place import Here, here
+from surefoot.ports import Serializer
+from surefoot.rules.answers import Absent, Answer, Committed, Conflicting, NotSent, Unknown
+from surefoot.rules.effects import Receiver, Verdict
+from surefoot.rules.fingerprint import fingerprint
+
+__all__ = ["EffectCall", "effect"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_POLL_MS = 200
+_INJECTED = ("RunnableConfig", "Runtime", "ToolRuntime", "BaseStore", "StreamWriter")
+_INJECTED_NAMES = frozenset({"config", "runtime", "store", "writer", "previous"})
+_TOOL = "surefoot_tool"
+
+
+@dataclass
+class EffectCall:
+    """What a body (parameter ``call``) or a ``reconcile`` hook gets.
+
+    Attributes:
+        effect: Name of the effect.
+        key: Idempotency key: the same at every attempt, worker and process.
+        arguments: Semantic arguments by name.
+        attempt: From 1.
+        started_us: When this attempt was recorded, microseconds since the epoch.
+        receipt: What was noted so far.
+    """
+
+    effect: str
+    key: str
+    arguments: Mapping[str, Any]
+    attempt: int
+    started_us: int
+    receipt: dict[str, Any]
+    _store: Callable[[Mapping[str, Any]], None] = field(repr=False)
+
+    def note(self, **facts: Any) -> None:
+        """Stores a provider's id or the like at once, so that it survives a crash.
+
+        Raises:
+            NotStorable: A fact is no plain data.
+            Fenced: Another worker has the thread.
+        """
+        self.receipt.update(facts)
+        self._store(self.receipt)
+
+
+# --- what a step may ask its shell for --------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Flow:
+    """Run a flow (I/O)."""
+
+    run: Callable[[], Any]
+
+
+@dataclass(slots=True)
+class _User:
+    """Run user code: the body or a hook."""
+
+    run: Callable[[], Any]
+
+
+@dataclass(slots=True)
+class _Published:
+    """Wait for the checkpoint to be published; True when it was, in time."""
+
+    timeout_ms: int
+    until: Callable[[], bool]
+
+
+@dataclass(slots=True)
+class _Pause:
+    """Wait a little."""
+
+    milliseconds: int
+
+
+_Steps = Generator["_Flow | _User | _Published | _Pause", Any, Any]
+
+
+# --- the definition ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Effect:
+    """What the decorator was told."""
+
+    fn: Callable[..., Any]
+    name: str
+    receiver: Receiver
+    reconcile: Callable[[EffectCall], Answer | Any] | None
+    compare: tuple[str, ...]
+    inputs: Callable[..., Any] | tuple[str, ...] | None
+    settling_ms: int | None
+    strong: bool
+    signature: inspect.Signature
+    takes_key: bool
+    takes_call: bool
+
+    def request(
+        self, at: Here, bound: inspect.BoundArguments, call_id: str | None
+    ) -> flow.CallRequest:
+        arguments = self.semantic(bound)
+        return flow.CallRequest(
+            name=self.name,
+            place=at.place,
+            call_id=call_id,
+            receiver=self.receiver,
+            arguments=arguments,
+            fingerprint=fingerprint(arguments, effect=self.name),
+            compare=self.compare,
+            settling_ms=self.settling_ms,
+            strong=self.strong,
+        )
+
+    def semantic(self, bound: inspect.BoundArguments) -> dict[str, Any]:
+        """The arguments that say what is meant."""
+        given = {
+            name: value
+            for name, value in bound.arguments.items()
+            if name not in ("idempotency_key", "call")
+            and not _is_injected(self.signature.parameters[name])
+        }
+        if self.inputs is None:
+            return given
+        if callable(self.inputs):
+            chosen = self.inputs(**given)
+            return dict(chosen) if isinstance(chosen, Mapping) else {"inputs": chosen}
+        missing = [name for name in self.inputs if name not in given]
+        if missing:
+            raise Misconfigured(
+                field=f"effect {self.name!r}, inputs", reason=f"no argument {missing[0]!r}"
+            )
+        return {name: given[name] for name in self.inputs}
+
+
+def _is_injected(parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    if annotation is inspect.Parameter.empty:
+        return parameter.name in _INJECTED_NAMES
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    text = text or str(annotation)
+    return any(name in text for name in _INJECTED)
+
+
+@overload
+def effect(fn: F, /) -> F: ...
+@overload
+def effect(
+    *,
+    name: str | None = ...,
+    idempotent: bool = ...,
+    reconcile: Callable[[EffectCall], Any] | None = ...,
+    compare: Sequence[str] = ...,
+    inputs: Callable[..., Any] | Sequence[str] | None = ...,
+    settling: float | None = ...,
+    lookup: str = ...,
+) -> Callable[[F], F]: ...
+
+
+def effect(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    idempotent: bool = False,
+    reconcile: Callable[[EffectCall], Any] | None = None,
+    compare: Sequence[str] = (),
+    inputs: Callable[..., Any] | Sequence[str] | None = None,
+    settling: float | None = None,
+    lookup: str = "settling",
+) -> Any:
+    """Makes a function, node or tool a side effect that happens once.
+
+    Inside a run with a `SurefootSaver`, a call waits until the checkpoint it runs under is
+    published, records its start, runs, and records its outcome. When the run is resumed, a
+    recorded result is returned without running again; a start without an outcome is sent again
+    with the same key (``idempotent``), looked up (``reconcile``), or refused (neither).
+
+    The function may take ``idempotency_key`` (str, the key to send) or ``call``
+    (`EffectCall`). Two calls of one task that run at the same time need a ``call_id=`` each.
+    For a tool, put ``@effect`` below ``@tool``.
+
+    Args:
+        fn: The function, sync or async.
+        name: Name of the effect; by default the function's. Part of its identity: keep it.
+        idempotent: The receiver deduplicates on our key (class K).
+        reconcile: Asks the receiver; returns `Committed`, `Absent`, `Conflicting` or `Unknown`
+            (class L). Sync, or async for an async effect.
+        compare: Arguments that what the lookup found must equal.
+        inputs: The semantic part of the arguments: their names, or a function of them.
+        settling: Seconds after which "absent" counts: at least the longest time a request may
+            be under way. By default the policy's (5 s).
+        lookup: ``"strong"`` when the lookup never lags; else "absent" is read twice.
+
+    Raises:
+        Misconfigured: At decoration: the settings contradict each other.
+        EffectConflict: At a call: recorded at this place with other arguments.
+        EffectInDoubt: At a call: nobody can prove whether it happened.
+        Fenced: At a call: another worker has the thread.
+        BarrierTimeout: At a call: the checkpoint was not published in time.
+    """
+    settings = {
+        "name": name,
+        "idempotent": idempotent,
+        "reconcile": reconcile,
+        "compare": compare,
+        "inputs": inputs,
+        "settling": settling,
+        "lookup": lookup,
+    }
+    if fn is None:
+        return lambda function: _decorate(function, settings)
+    return _decorate(fn, settings)
+
+
+def _decorate(fn: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
+    spec = _define(fn, settings)
+    if inspect.iscoroutinefunction(fn):
+
+        @functools.wraps(fn)
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            return await _drive_async(spec, args, kwargs)
+
+        return _as_tool(run_async, spec)
+
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return _drive(spec, args, kwargs)
+
+    return _as_tool(run, spec)
+
+
+def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
+    if not callable(fn) or not hasattr(fn, "__name__"):
+        raise Misconfigured(
+            field="effect",
+            reason=(
+                f"decorates functions, not {type(fn).__name__}; for a tool put @effect below "
+                "@tool, next to the function"
+            ),
+        )
+    name = settings["name"] or fn.__name__
+    where = f"effect {name!r}"
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise Misconfigured(field=where, reason="a generator cannot be one effect")
+    signature = inspect.signature(fn)
+    parameters = signature.parameters
+    takes_key, takes_call = "idempotency_key" in parameters, "call" in parameters
+    if settings["idempotent"] and not (takes_key or takes_call):
+        raise Misconfigured(
+            field=where,
+            reason="idempotent=True needs a parameter idempotency_key (or call) to send the key",
+        )
+    if settings["compare"] and settings["reconcile"] is None:
+        raise Misconfigured(field=where, reason="compare= needs reconcile=")
+    if settings["lookup"] not in ("strong", "settling"):
+        raise Misconfigured(field=where, reason="lookup is 'strong' or 'settling'")
+    if settings["settling"] is not None and settings["settling"] < 0:
+        raise Misconfigured(field=where, reason="settling must not be negative")
+    if settings["idempotent"]:
+        receiver = Receiver.DEDUPLICATES
+    else:
+        receiver = Receiver.CAN_BE_ASKED if settings["reconcile"] else Receiver.NEITHER
+    inputs = settings["inputs"]
+    return _Effect(
+        fn=fn,
+        name=name,
+        receiver=receiver,
+        reconcile=settings["reconcile"],
+        compare=tuple(settings["compare"]),
+        inputs=inputs if inputs is None or callable(inputs) else tuple(inputs),
+        settling_ms=None if settings["settling"] is None else int(settings["settling"] * 1000),
+        strong=settings["lookup"] == "strong",
+        signature=signature,
+        takes_key=takes_key,
+        takes_call=takes_call,
+    )
+
+
+# --- tools ---------------------------------------------------------------------------------------------
+
+
+def _as_tool(run: Callable[..., Any], spec: _Effect) -> Callable[..., Any]:
+    """Shows a signature in which the key is no argument of the tool, and asks `ToolNode` for the
+    call's place in its message, because equal calls of one message run at the same time."""
+    from langgraph.prebuilt import ToolRuntime
+
+    shown = [
+        p for n, p in spec.signature.parameters.items() if n not in ("idempotency_key", "call")
+    ]
+    if not any(p.kind is p.VAR_KEYWORD for p in shown):
+        shown.append(
+            inspect.Parameter(
+                _TOOL, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ToolRuntime
+            )
+        )
+    run.__signature__ = spec.signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    hints = {k: v for k, v in run.__annotations__.items() if k not in ("idempotency_key", "call")}
+    run.__annotations__ = {**hints, _TOOL: ToolRuntime}
+    return run
+
+
+def _tool_place(runtime: Any) -> str | None:
+    """Position of a tool call in the message that asked for it; ids change, positions do not."""
+    call_id = getattr(runtime, "tool_call_id", None)
+    state = getattr(runtime, "state", None)
+    if call_id is None or state is None:
+        return None
+    messages = state.get("messages") if isinstance(state, Mapping) else getattr(
+        state, "messages", state if isinstance(state, list) else None
+    )
+    for message in reversed(messages or ()):
+        for index, call in enumerate(getattr(message, "tool_calls", None) or ()):
+            if call.get("id") == call_id:
+                return f"tool:{index}"
+    return None
+
+
+# --- the order of steps -----------------------------------------------------------------------------------
+
+
+def _steps(spec: _Effect, at: Here, request: flow.CallRequest, args: Any, kwargs: Any) -> _Steps:
+    """Barrier, decision, then replay, lookup or send; the outcome is recorded before it counts."""
+    ports, session = at.core.ports, at.session
+    serde = session.serde
+    if serde is None:
+        raise Misuse(field=f"effect {spec.name!r}", reason="the run has not loaded its thread")
+    if flow.require_barrier(session, request):
+        timeout_ms = ports.policy.barrier_timeout_ms
+        passed = yield _Published(timeout_ms, lambda: flow.barrier_passed(session, request))
+        if not passed:
+            raise flow.barrier_timeout(session, request, timeout_ms)
+    step: flow.Step = yield _Flow(lambda: flow.begin(ports, session, serde, request))
+    while step.verdict is Verdict.ASK:
+        left_ms = flow.settle_left_ms(ports, step)
+        try:
+            answer = yield _User(functools.partial(_ask, spec, at, serde, step))
+        except Exception as error:  # noqa: BLE001 - a lookup that fails proves nothing
+            answer = error
+        except BaseException:
+            session.running.discard(step.body.slot)
+            raise
+        step = yield _Flow(functools.partial(_take_answer, at, serde, step, answer))
+        if step.verdict is Verdict.ASK:
+            yield _Pause(max(min(left_ms, 1_000), _POLL_MS))
+    if step.verdict is Verdict.REPLAY:
+        return step.result
+    result = yield from _send(spec, at, serde, step, args, kwargs)
+    return result
+
+
+def _send(
+    spec: _Effect, at: Here, serde: Serializer, step: flow.Step, args: Any, kwargs: Any
+) -> _Steps:
+    ports, session = at.core.ports, at.session
+    call = _call(spec, at, serde, step)
+    given = dict(kwargs)
+    if spec.takes_key:
+        given["idempotency_key"] = call.key
+    if spec.takes_call:
+        given["call"] = call
+    try:
+        result = yield _User(functools.partial(spec.fn, *args, **given))
+    except BaseException as error:
+        proven = isinstance(error, NotSent)
+        yield _Flow(functools.partial(flow.fail, ports, session, step, error, proven=proven))
+        raise
+    returned = yield _Flow(functools.partial(flow.finish, ports, session, serde, step, result))
+    return returned
+
+
+def _call(spec: _Effect, at: Here, serde: Serializer, step: flow.Step) -> EffectCall:
+    return EffectCall(
+        effect=spec.name,
+        key=step.body.key,
+        arguments=step.request.arguments,
+        attempt=step.body.attempt,
+        started_us=step.body.at_us,
+        receipt=flow.receipt_of(at.core.ports, at.session, serde, step),
+        _store=functools.partial(flow.note, at.core.ports, at.session, serde, step),
+    )
+
+
+def _ask(spec: _Effect, at: Here, serde: Serializer, step: flow.Step) -> Any:
+    if spec.reconcile is None:
+        return Unknown("the effect has no reconcile= any more")
+    return spec.reconcile(_call(spec, at, serde, step))
+
+
+def _take_answer(at: Here, serde: Serializer, step: flow.Step, answer: Any) -> flow.Step:
+    if isinstance(answer, BaseException):
+        answer = Unknown(f"the lookup raised {type(answer).__qualname__}")
+    if not isinstance(answer, (Committed, Absent, Conflicting, Unknown)):
+        answer = Unknown(
+            f"the lookup returned {type(answer).__qualname__}; it has to return Committed, "
+            "Absent, Conflicting or Unknown"
+        )
+    return flow.answered(at.core.ports, at.session, serde, step, answer)
+
+
+# --- shells --------------------------------------------------------------------------------------------------
+
+
+def _prepare(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> tuple[Here, _Steps]:
+    tool = kwargs.pop(_TOOL, None)
+    call_id = None
+    if "call_id" in kwargs and "call_id" not in spec.signature.parameters:
+        call_id = str(kwargs.pop("call_id"))
+    call_id = call_id or _tool_place(tool)
+    at = here(spec.name, [*args, *kwargs.values(), tool])
+    partial = spec.signature.bind_partial(*args, **kwargs)
+    partial.apply_defaults()
+    request = spec.request(at, partial, call_id)
+    return at, _steps(spec, at, request, args, kwargs)
+
+
+def _drive(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The synchronous shell."""
+    try:
+        at, steps = _prepare(spec, args, dict(kwargs))
+        _refuse_own_loop(spec, at)
+        return _pump(steps, functools.partial(_act, at))
+    except SurefootError as error:
+        raise bubbling(error) from None
+
+
+def _pump(steps: _Steps, act: Callable[[Any], Any]) -> Any:
+    value: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            wanted = steps.throw(error) if error is not None else steps.send(value)
+        except StopIteration as done:
+            return done.value
+        value, error = None, None
+        try:
+            value = act(wanted)
+        except BaseException as raised:  # noqa: BLE001 - handed to the steps, which re-raise
+            error = raised
+
+
+def _act(at: Here, wanted: _Flow | _User | _Published | _Pause) -> Any:
+    if isinstance(wanted, (_Flow, _User)):
+        return wanted.run()
+    if isinstance(wanted, _Published):
+        return at.session.wait_change(wanted.timeout_ms / 1000, wanted.until)
+    at.core.ports.host.pause(wanted.milliseconds)
+    return None
+
+
+def _refuse_own_loop(spec: _Effect, at: Here) -> None:
+    """A synchronous effect on the loop that serves the run's saves would wait for itself."""
+    try:
+        running: object = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if running is at.session.loop:
+        raise Misuse(
+            field=f"effect {spec.name!r}",
+            reason=(
+                "is synchronous and is called on the event loop that serves the run; make it "
+                "async, or call it in a thread"
+            ),
+        )
+
+
+async def _drive_async(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The asynchronous shell."""
+    try:
+        at, steps = _prepare(spec, args, dict(kwargs))
+        value: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                wanted = steps.throw(error) if error is not None else steps.send(value)
+            except StopIteration as done:
+                return done.value
+            value, error = None, None
+            try:
+                value = await _act_async(at, wanted)
+            except BaseException as raised:  # noqa: BLE001 - handed to the steps, which re-raise
+                error = raised
+    except SurefootError as failed:
+        raise bubbling(failed) from None
+
+
+async def _act_async(at: Here, wanted: _Flow | _User | _Published | _Pause) -> Any:
+    if isinstance(wanted, _Flow):
+        return await at.core.offload.run(wanted.run)
+    if isinstance(wanted, _User):
+        value = wanted.run()
+        return await value if inspect.isawaitable(value) else value
+    if isinstance(wanted, _Published):
+        return await _published(at, wanted)
+    await asyncio.sleep(wanted.milliseconds / 1000)
+    return None
+
+
+async def _published(at: Here, wanted: _Published) -> bool:
+    """Waits without holding a thread of the saver's pool; the latch wakes it as well."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wanted.timeout_ms / 1000
+    while True:
+        changed = asyncio.Event()
+
+        def wake(event: asyncio.Event = changed) -> None:
+            loop.call_soon_threadsafe(event.set)
+
+        at.session.on_change(wake)
+        if wanted.until():
+            return True
+        left = deadline - loop.time()
+        if left <= 0:
+            return False
+        try:
+            await asyncio.wait_for(changed.wait(), left)
+        except asyncio.TimeoutError:
+            return wanted.until()

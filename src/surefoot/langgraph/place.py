@@ -1,0 +1,118 @@
+"""Where a call stands in the graph, read from LangGraph's config (rule E4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from langchain_core.runnables.config import var_child_runnable_config
+
+from surefoot.assembly import Core, core_of_run
+from surefoot.errors import Misuse
+from surefoot.flows.effects import CallPlace
+from surefoot.langgraph.host import run_of, target_of
+from surefoot.langgraph.saver import SurefootSaver
+from surefoot.rules.effects import strip_task_ids
+from surefoot.session import Session
+
+__all__ = ["Here", "here"]
+
+_MAP = "checkpoint_map"
+_SAVER = "__pregel_checkpointer"
+_RUNTIME = "__pregel_runtime"
+
+
+class Here:
+    """The run, its session and the place of a call."""
+
+    __slots__ = ("core", "place", "session")
+
+    def __init__(self, core: Core, session: Session, place: CallPlace) -> None:
+        self.core = core
+        self.session = session
+        self.place = place
+
+
+def here(name: str, arguments: Iterable[Any]) -> Here:
+    """Finds the run that calls an effect.
+
+    Args:
+        name: Name of the effect, for messages.
+        arguments: Arguments of the call; a config among them is used where LangGraph gives no
+            ambient one (Python 3.10, async nodes).
+
+    Raises:
+        Misuse: Not inside a run with a `SurefootSaver`.
+        Fenced: The run has lost its thread.
+    """
+    config = var_child_runnable_config.get() or _config_among(arguments)
+    run = run_of(config)
+    if config is None or run is None:
+        raise Misuse(
+            field=f"effect {name!r}",
+            reason=(
+                "is called outside a run of a graph that was compiled with a SurefootSaver "
+                "(on Python 3.10, an async node has to take `config: RunnableConfig` and pass "
+                "it on)"
+            ),
+        )
+    thread = target_of(config).thread
+    configurable: Mapping[str, Any] = config["configurable"]
+    saver = configurable.get(_SAVER)
+    core = saver.core if isinstance(saver, SurefootSaver) else core_of_run(run, thread)
+    if core is None:
+        raise Misuse(
+            field=f"effect {name!r}",
+            reason="the graph was not compiled with a SurefootSaver, so nothing can be recorded",
+        )
+    session = core.of_run(thread, run)
+    return Here(core, session, _place(config, configurable, session))
+
+
+def _place(
+    config: Mapping[str, Any], configurable: Mapping[str, Any], session: Session
+) -> CallPlace:
+    info = getattr(configurable.get(_RUNTIME), "execution_info", None)
+    metadata: Mapping[str, Any] = config.get("metadata") or {}
+    levels = _levels(configurable.get(_MAP) or {}, session)
+    innermost = getattr(info, "checkpoint_id", None)
+    namespace = str(configurable.get("checkpoint_ns") or "")
+    return CallPlace(
+        levels=levels,
+        saved=bool(levels) and levels[-1][1] == innermost,
+        step=int(metadata.get("langgraph_step", 0)),
+        namespace=strip_task_ids(namespace),
+        path=_path(metadata.get("langgraph_path")),
+        task=(str(getattr(info, "task_id", "")), int(getattr(info, "node_attempt", 1) or 1)),
+    )
+
+
+def _levels(
+    checkpoint_map: Mapping[str, str], session: Session
+) -> tuple[tuple[str, str], ...]:
+    """The saved levels: namespaces that load through this session, one per checkpoint."""
+    levels: dict[str, str] = {}
+    for namespace in sorted(checkpoint_map, key=len):
+        checkpoint_id = checkpoint_map[namespace]
+        if namespace in session.loaded and checkpoint_id not in levels.values():
+            levels[namespace] = checkpoint_id
+    return tuple(levels.items())
+
+
+def _path(path: Any) -> str:
+    """A task path as text; only names and indexes, which do not change between attempts."""
+    if isinstance(path, (list, tuple)):
+        return "(" + ",".join(_path(part) for part in path) + ")"
+    if isinstance(path, (str, int)):
+        return str(path)
+    return ""
+
+
+def _config_among(arguments: Iterable[Any]) -> Any:
+    for value in arguments:
+        if isinstance(value, dict) and "configurable" in value:
+            return value
+        config = getattr(value, "config", None)
+        if isinstance(config, dict) and "configurable" in config:
+            return config
+    return None
