@@ -35,12 +35,12 @@ def with_parts(url: str, **parts: str | None) -> str:
     name = quote(known.pop("dbname", ""), safe="")
     host = known.get("host", "")
     if not host or host.startswith("/"):
-        return f"postgresql:///{name}?{urlencode(known)}"
+        return f"postgresql:///{name}?{urlencode(known, quote_via=quote)}"
     user, password, port = (known.pop(k, "") for k in ("user", "password", "port"))
     del known["host"]
     login = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
     place = f"{login}@{host}" if login else host
-    rest = f"?{urlencode(known)}" if known else ""
+    rest = f"?{urlencode(known, quote_via=quote)}" if known else ""
     return f"postgresql://{place}{f':{port}' if port else ''}/{name}{rest}"
 
 

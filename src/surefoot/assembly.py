@@ -25,7 +25,7 @@ from surefoot.highwater import PostgresHighWater, SqliteHighWater
 from surefoot.host import LocalHost
 from surefoot.keys import Keyring
 from surefoot.offload import Offload
-from surefoot.ports import ContentStore, HighWater, Host, Ports
+from surefoot.ports import ContentStore, HighWater, Ports
 from surefoot.session import RunHandle, Session, Sessions
 from surefoot.store.postgres import PostgresContentStore
 from surefoot.store.sqlite import SqliteContentStore
@@ -145,6 +145,11 @@ class Core:
     def _alive(self) -> None:
         if self._closed:
             raise Closed(field="saver")
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._closed
 
     def close(self) -> None:
         """Flushes and releases every session, then closes the stores. Idempotent."""
@@ -272,23 +277,26 @@ class Core:
             # Runs inside the garbage collector: only wake the keeper, do no I/O here.
             alive, ended = core(), held()
             if alive is not None and ended is not None:
-                alive._wake.set()
+                alive.nudge()
 
         return over
 
-    # --- the keeper -------------------------------------------------------------------------------
+    # --- the keeper -----------------------------------------------------------------------------
 
     def _start_keeper(self) -> None:
         with self._gate:
             if self._closed or (self._keeper is not None and self._keeper.is_alive()):
                 return
             self._keeper = threading.Thread(
-                target=_keep, args=(weakref.ref(self), self._wake), name="surefoot-keeper", daemon=True
+                target=_keep,
+                args=(weakref.ref(self), self._wake),
+                name="surefoot-keeper",
+                daemon=True,
             )
             self._keeper.start()
 
     def nudge(self) -> None:
-        """Tells the keeper that writes are waiting."""
+        """Tells the keeper that there is something to do."""
         self._wake.set()
 
     def keep_once(self) -> float | None:
@@ -322,7 +330,10 @@ class Core:
                     save.flush(self.ports, session, everything=False)
                 else:
                     due = left / 1000
-            if session.lease_until_ms and session.lease_until_ms - now < policy.lease_ttl_ms * 2 // 3:
+            if (
+                session.lease_until_ms
+                and session.lease_until_ms - now < policy.lease_ttl_ms * 2 // 3
+            ):
                 journal.renew(self.ports, session)
             if not session.swept and now - session.idle_since_ms > 2_000:
                 session.swept = True
@@ -343,7 +354,7 @@ def _keep(core_ref: weakref.ref[Core], wake: threading.Event) -> None:
         wake.wait(wait)
         wake.clear()
         core = core_ref()
-        if core is None or core._closed:
+        if core is None or core.closed:
             return
         wait = core.keep_once()
         if wait is None:

@@ -130,7 +130,7 @@ class StoreUrl:
         scheme = "postgresql" if parts.scheme == "postgres" else parts.scheme
         if scheme == "sqlite":
             path = url.split(":", 1)[1]
-            path = path[3:] if path.startswith("///") else path
+            path = path.removeprefix("///")
             if not path or path.startswith("//") or path == ":memory:":
                 raise Misconfigured(
                     field=field_name,

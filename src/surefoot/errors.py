@@ -68,6 +68,7 @@ class SurefootError(Exception):
     code: ClassVar[str] = "SUREFOOT"
     reaction: ClassVar[str] = "refuse"
     template: ClassVar[str] = "{reason}"
+    reason: str
     remedy: ClassVar[str] = ""
 
     def __init__(self, **fields: Any) -> None:
@@ -93,7 +94,7 @@ class _Shown(dict[str, Any]):
         return "-"
 
 
-# --- refuse -----------------------------------------------------------------------------
+# --- refuse ------------------------------------------------------------------------------------
 
 
 class Refused(SurefootError):
@@ -106,6 +107,9 @@ class Refused(SurefootError):
 class ResumeRefused(Refused):
     """The resume rules found reasons not to go on; ``findings`` lists every one (R1-R13)."""
 
+    thread: str
+    rules: list[str]
+
     code = "RESUME_REFUSED"
     template = "thread {thread!r} may not resume: {reason}"
     remedy = "Nothing was run. Look at docs/rules.md for each rule named."
@@ -113,6 +117,10 @@ class ResumeRefused(Refused):
 
 class RollbackDetected(Refused):
     """The content store is behind the high-water mark (rule R3, step P2)."""
+
+    thread: str
+    witnessed_seq: int
+    stored_seq: int
 
     code = "ROLLBACK"
     template = (
@@ -128,6 +136,10 @@ class RollbackDetected(Refused):
 class TamperDetected(Refused):
     """A seal, digest, link or identity does not verify (rules R4 and R6). Nothing was decoded."""
 
+    thread: str
+    what: str
+    seq: int | None
+
     code = "TAMPER"
     template = "thread {thread!r}: {what} at seq {seq} does not verify: {reason}"
     remedy = "Nothing was decoded. Treat the database as changed by someone without the key."
@@ -136,6 +148,10 @@ class TamperDetected(Refused):
 class Fenced(Refused):
     """Another worker has acquired the thread; this one may not write or start effects."""
 
+    thread: str
+    epoch: int | None
+    current_epoch: int | None
+
     code = "FENCED"
     template = "thread {thread!r}: epoch {epoch} was superseded by epoch {current_epoch}: {reason}"
     remedy = "Another worker owns the thread now; let it go on and drop this run."
@@ -143,6 +159,11 @@ class Fenced(Refused):
 
 class EffectConflict(Refused):
     """The same effect slot was reached with other arguments (rule E4)."""
+
+    effect: str
+    thread: str
+    slot: str
+    position: str
 
     code = "EFFECT_CONFLICT"
     template = (
@@ -158,6 +179,13 @@ class EffectConflict(Refused):
 class EffectInDoubt(Refused):
     """Nobody can prove whether the effect happened (rules E5, E8, R7)."""
 
+    effect: str
+    thread: str
+    key: str
+    slot: str
+    state: str
+    position: str
+
     code = "EFFECT_IN_DOUBT"
     template = (
         "effect {effect!r} of thread {thread!r} (key {key}, slot {slot}) is {state}: {reason}"
@@ -170,6 +198,11 @@ class EffectInDoubt(Refused):
 
 class EffectResultLost(Refused):
     """The effect is proven done, but its result could not be stored; it is never run again."""
+
+    effect: str
+    thread: str
+    slot: str
+    receipt: Any
 
     code = "EFFECT_RESULT_LOST"
     template = (
@@ -189,6 +222,8 @@ class StaleInput(Refused):
 class NotLoadable(Refused):
     """A stored value names a type that cannot or may not be rebuilt (case 34)."""
 
+    type_name: str
+
     code = "NOT_LOADABLE"
     template = "a stored value of type {type_name} cannot be loaded: {reason}"
     remedy = "Import or restore the type under this name, or list it in allowed_types=."
@@ -196,6 +231,8 @@ class NotLoadable(Refused):
 
 class KeyMissing(Refused):
     """A record is sealed with a key that is absent or retired; ``key_id`` names it."""
+
+    key_id: str | None
 
     code = "KEY_MISSING"
     template = "no usable key {key_id!r}: {reason}"
@@ -217,11 +254,15 @@ class MigrationRefused(Refused):
     template = "schema of {where}: {reason}"
 
 
-# --- busy -------------------------------------------------------------------------------
+# --- busy --------------------------------------------------------------------------------------
 
 
 class Busy(SurefootError):
     """Another live worker holds the thread, or a lock was not obtained in time (rule R12)."""
+
+    what: str
+    holder: str
+    left_ms: int
 
     code = "BUSY"
     reaction = "busy"
@@ -229,7 +270,7 @@ class Busy(SurefootError):
     remedy = "Try again later, or let the policy wait (wait_for_lease_ms)."
 
 
-# --- unavailable ------------------------------------------------------------------------
+# --- unavailable -------------------------------------------------------------------------------
 
 
 class Unavailable(SurefootError):
@@ -272,7 +313,7 @@ class BarrierTimeout(Unavailable):
     remedy = "Nothing was sent. Check the stores' latency, or raise barrier_timeout_ms."
 
 
-# --- misuse -----------------------------------------------------------------------------
+# --- misuse ------------------------------------------------------------------------------------
 
 
 class Misuse(SurefootError):
@@ -299,6 +340,10 @@ class NotSetUp(Misuse):
 
 class NotStorable(Misuse):
     """A value cannot be stored faithfully; ``channel`` and ``path`` say where it is (case 33)."""
+
+    channel: str | None
+    path: str
+    type_name: str
 
     code = "NOT_STORABLE"
     template = "channel {channel!r}, value at {path} of type {type_name}: {reason}"

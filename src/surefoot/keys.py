@@ -78,7 +78,7 @@ class Keyring:
     """
 
     def __init__(self, keys: Iterable[Key]) -> None:
-        self._keys = {}
+        self._keys: dict[str, Key] = {}
         for key in keys:
             _check(key)
             if key.key_id in self._keys:
@@ -99,7 +99,7 @@ class Keyring:
     def __reduce__(self) -> str:
         raise Misconfigured(field="keys", reason="a keyring is never pickled")
 
-    # --- where keys come from -----------------------------------------------------------------
+    # --- where keys come from -------------------------------------------------------------------
 
     @classmethod
     def generate(cls, key_id: str | None = None) -> Keyring:
@@ -147,7 +147,7 @@ class Keyring:
         if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
             raise Misconfigured(
                 field=f"key file {file}",
-                reason=f"may be read by others (mode {stat.S_IMODE(mode):04o}); run chmod 600 on it",
+                reason=f"may be read by others (mode {stat.S_IMODE(mode):04o}); chmod 600 it",
             )
         return cls._parse(text, where=f"key file {file}")
 

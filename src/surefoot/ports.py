@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-# --- the content store (A) ----------------------------------------------------------------
+# --- the content store (A) ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,9 @@ class ContentStore(Protocol):
     def find_checkpoint(self, key: int, checkpoint_hash: bytes) -> Sequence[tuple[int, int]]:
         """(last_seq, epoch) of frames that may hold the checkpoint, newest first."""
 
-    def read_heads(self, key: int, *, from_seq: int, to_seq: int | None = None) -> Sequence[FrameRow]:
+    def read_heads(
+        self, key: int, *, from_seq: int, to_seq: int | None = None
+    ) -> Sequence[FrameRow]:
         """Frames without bodies with from_seq <= last_seq (<= to_seq), newest first."""
 
     def read_frames(self, key: int, keys: Sequence[tuple[int, int]]) -> Sequence[FrameRow]:
@@ -228,7 +230,7 @@ class ContentStore(Protocol):
         """Releases all connections."""
 
 
-# --- the high-water store (B) ---------------------------------------------------------------
+# --- the high-water store (B) ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +372,7 @@ class HighWater(Protocol):
         """Releases all connections."""
 
 
-# --- keys and values ------------------------------------------------------------------------
+# --- keys and values ---------------------------------------------------------------------------
 
 
 class Seals(Protocol):

@@ -47,8 +47,13 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class ListChunk:
-    """A stored piece of a list: how many elements, SHA-256 of their serialised bytes, and the
-    running digest of the log up to it."""
+    """A stored piece of a list.
+
+    Attributes:
+        items: Number of elements.
+        raw_digest: SHA-256 of their serialised bytes.
+        running: Running digest of the log up to this piece.
+    """
 
     items: int
     raw_digest: bytes
@@ -155,6 +160,7 @@ class Session:
         self.running: set[bytes] = set()
 
         self._latch: SurefootError | None = None
+        self._refused: tuple[tuple[str, str], SurefootError] | None = None
         self.ended = False
 
     # --- latch (E10) ----------------------------------------------------------------------------
@@ -170,11 +176,38 @@ class Session:
             self._latch = error
         self.notify()
 
+    def refuse_step(self, namespace: str, checkpoint_id: str, error: SurefootError) -> None:
+        """Stops the step under a checkpoint, whose writes cannot be stored.
+
+        No further effect starts and no checkpoint follows that one; what was handed over for
+        the steps before it is still stored.
+        """
+        if self._refused is None:
+            self._refused = ((namespace, checkpoint_id), error)
+        self.notify()
+
+    @property
+    def stopped(self) -> bool:
+        """True when no further effect may start."""
+        return self.ended or self._latch is not None or self._refused is not None
+
     def check(self) -> None:
-        """Raises when nothing more may be written or started.
+        """Raises when no further effect or write may start.
 
         Raises:
-            Fenced: Another worker has the thread.
+            Fenced: Another worker has the thread, or it was given back.
+            SaveFailed: An earlier save failed.
+            NotStorable: An earlier value could not be stored.
+        """
+        self.check_latch()
+        if self._refused is not None:
+            raise _again(self._refused[1])
+
+    def check_latch(self) -> None:
+        """Raises when nothing at all may be stored or published any more.
+
+        Raises:
+            Fenced: Another worker has the thread, or it was given back.
             SaveFailed: An earlier save failed.
         """
         error = self._latch
@@ -188,12 +221,24 @@ class Session:
                 )
             return
         if isinstance(error, (Fenced, Misuse)):
-            raise type(error)(**error.fields)  # a new one: each raise has its own traceback
+            raise _again(error)
         raise SaveFailed(
             thread=self.identity.thread, reason=f"{type(error).__name__} {error.code}"
         ) from error
 
-    # --- published checkpoints (E1) ---------------------------------------------------------------
+    def check_save(self, namespace: str, parent_id: str | None) -> None:
+        """Raises when a checkpoint may not be stored behind its parent.
+
+        Raises:
+            Fenced: Another worker has the thread, or it was given back.
+            SaveFailed: An earlier save failed.
+            NotStorable: A write of the step that made it could not be stored.
+        """
+        self.check_latch()
+        if self._refused is not None and self._refused[0] == (namespace, parent_id):
+            raise _again(self._refused[1])
+
+    # --- published checkpoints (E1) -------------------------------------------------------------
 
     def is_published(self, namespace: str, checkpoint_id: str) -> bool:
         """True when the checkpoint's record is at or below the published head."""
@@ -218,11 +263,11 @@ class Session:
         with self._published:
             return self._published.wait_for(until, timeout=seconds)
 
-    # --- small state --------------------------------------------------------------------------------
+    # --- small state ----------------------------------------------------------------------------
 
     def is_over(self) -> bool:
         """True when the run that owns this session cannot go on any more."""
-        if self.ended or self._latch is not None or self.yielded:
+        if self.stopped or self.yielded:
             return True
         return self.writer is not None and self.writer() is None
 
@@ -240,6 +285,11 @@ class Session:
     def new_log(self) -> int:
         """A fresh log id: random, so that copied threads never meet it again."""
         return secrets.randbits(62)
+
+
+def _again(error: SurefootError) -> SurefootError:
+    """The same error anew: each raise has a traceback of its own."""
+    return type(error)(**error.fields)
 
 
 class Sessions:

@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 import pytest
 from langgraph.checkpoint.base import CheckpointTuple, empty_checkpoint
-from tests.postgres import fresh_database, with_parts
+from tests.postgres import fresh_database
 
 from surefoot import Keyring, SurefootSaver
 
@@ -245,9 +245,15 @@ class Half:
         return [found.checkpoint["id"] for found in await self.list(config, **kwargs)]
 
 
+@pytest.fixture
+def half(backend: Backend, saver: SurefootSaver) -> Half:
+    """One half on each store: the sync one on SQLite, the async one on PostgreSQL."""
+    return Half(saver, is_async=backend.name == "postgres")
+
+
 @pytest.fixture(params=["sync", "async"])
-def half(request: pytest.FixtureRequest, saver: SurefootSaver) -> Half:
-    """The sync and the async half of a saver."""
+def each_half(request: pytest.FixtureRequest, saver: SurefootSaver) -> Half:
+    """Both halves on both stores, for what is at the heart or where they differ."""
     return Half(saver, is_async=request.param == "async")
 
 

@@ -524,7 +524,7 @@ def test_collecting_keeps_what_it_is_told_to(
     digests = [digest_of(n, 77) for n in range(1, 7)]
     assert set(store.read_values(key, digests, []).values) == {digest_of(2, 77), digest_of(6, 77)}
     ordinals = "SELECT log_id, ordinal FROM surefoot_chunk WHERE thread_key = ? ORDER BY 1, 2"
-    assert [tuple(r) for r in place.execute(ordinals, key)] == [(1, 1), (1, 2), (1, 3), (6, 0)]
+    assert [tuple(r) for r in place.execute(ordinals, key)] == [(1, n) for n in range(4)] + [(6, 0)]
     assert store.read_newest("tenant", "other", limit=9) == before
     assert set(store.read_values(other, digests, []).values) == set(digests)
     assert store.append(full_step(7, after=head(6))) == key

@@ -48,8 +48,11 @@ def test_every_connection_waits_for_the_disk(sqlite_place: Place) -> None:
 def test_another_journal_mode_is_refused(sqlite_place: Place) -> None:
     sqlite_place.ready().close()
     sqlite_place.execute("PRAGMA journal_mode = DELETE")
+    store = sqlite_place.open()
     with pytest.raises(Misconfigured, match="journal_mode=delete"):
-        sqlite_place.open().check_durability()
+        store.check_durability()
+    store.setup()
+    store.check_durability()
 
 
 @pytest.mark.parametrize("path", ["", ":memory:"])

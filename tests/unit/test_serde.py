@@ -509,8 +509,6 @@ async def coroutine():
 
 
 def unstorable() -> dict[str, Any]:
-    released = memoryview(b"x")
-    released.release()
     coro = coroutine()
     coro.close()
     return {
@@ -527,7 +525,6 @@ def unstorable() -> dict[str, Any]:
         "complex": 1j,
         "range": range(3),
         "object": object(),
-        "memoryview": released,
         "iterator": iter([1]),
     }
 

@@ -7,7 +7,7 @@ it and ``as_json`` writes it for machines. Nothing here reads a clock, a process
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any, Literal
 
@@ -71,13 +71,18 @@ class Verdict:
     line: str
 
 
-def judge(comparison: Comparison) -> Verdict:
-    """Decides what the two runs show.
+def judge(receiver: str, comparison: Comparison) -> Verdict:
+    """Decides what the two runs against one receiver show.
+
+    Args:
+        receiver: ``idempotent``, ``lookup`` or ``neither``. The last can neither deduplicate nor
+            be asked, so ours has to stop and ask a person instead of answering.
+        comparison: The two runs.
 
     Returns:
-        ``EXIT_WRONG`` if ours did not end with one charge and an answer; ``EXIT_INCONCLUSIVE`` if
-        a kill missed, or if the stock saver did not charge twice, so that nothing was shown;
-        otherwise ``EXIT_SHOWN``.
+        ``EXIT_WRONG`` if ours did not end with one charge and an answer (or, for ``neither``,
+        one charge and a stop); ``EXIT_INCONCLUSIVE`` if a kill missed, or if the stock saver did
+        not charge twice, so that nothing was shown; otherwise ``EXIT_SHOWN``.
     """
     stock, ours = comparison.stock, comparison.surefoot
     missed = [run.saver for run in (stock, ours) if not run.killed]
@@ -87,7 +92,10 @@ def judge(comparison: Comparison) -> Verdict:
     if ours.charges != 1:
         line = f"Wrong: {ours.saver} charged {_times(ours.charges)}, expected once."
         return Verdict(EXIT_WRONG, line)
-    if ours.final is None:
+    stops = receiver == "neither"
+    if stops and (ours.final is not None or not ours.notes):
+        return Verdict(EXIT_WRONG, f"Wrong: {ours.saver} had to stop in doubt and did not.")
+    if not stops and ours.final is None:
         line = f"Wrong: {ours.saver} charged once, but the resumed run gave no answer."
         return Verdict(EXIT_WRONG, line)
     if stock.charges < 2:
@@ -100,29 +108,52 @@ def judge(comparison: Comparison) -> Verdict:
     return Verdict(EXIT_SHOWN, line)
 
 
-def render(comparison: Comparison, console: Console | None = None) -> Verdict:
-    """Draws both runs and the verdict, beside each other where the width allows it.
+def judge_all(runs: Mapping[str, Comparison]) -> Verdict:
+    """The verdict over all receivers: the first that is not as claimed, otherwise that all are.
+
+    Raises:
+        ValueError: There is nothing to judge.
+    """
+    if not runs:
+        raise ValueError("no runs: nothing was shown")
+    verdicts = [judge(receiver, comparison) for receiver, comparison in runs.items()]
+    for bad in (EXIT_WRONG, EXIT_INCONCLUSIVE):
+        for verdict in verdicts:
+            if verdict.exit_code == bad:
+                return verdict
+    return verdicts[0]
+
+
+def render_all(runs: Mapping[str, Comparison], console: Console | None = None) -> Verdict:
+    """Draws one receiver in full, the others as a table, and the verdict.
 
     Returns:
         The verdict, for the exit code.
     """
     console = console or console_for(None)
-    verdict = judge(comparison)
-    head = f"Invoice {comparison.invoice}, {comparison.amount}. SIGKILL {comparison.kill_point}."
+    verdict = judge_all(runs)
+    shown = runs.get("lookup") or next(iter(runs.values()))
+    head = f"Invoice {shown.invoice}, {shown.amount}. SIGKILL {shown.kill_point}."
     console.print(Text(head, style="bold"))
-    runs = (comparison.stock, comparison.surefoot)
+    pair = (shown.stock, shown.surefoot)
     beside = console.width >= SIDE_BY_SIDE_COLUMNS
-    for group in [runs] if beside else [(run,) for run in runs]:
+    for group in [pair] if beside else [(run,) for run in pair]:
         console.print(_table(group))
+    console.print(_receivers(runs))
     style = "bold green" if verdict.exit_code == EXIT_SHOWN else "bold red"
     console.print(Text(verdict.line, style=style), soft_wrap=True)
     return verdict
 
 
-def as_json(comparison: Comparison) -> str:
-    """The same facts and the verdict, as one JSON object; its keys are sorted."""
-    verdict = judge(comparison)
-    whole: dict[str, Any] = {**asdict(comparison), "verdict": asdict(verdict)}
+def json_of(runs: Mapping[str, Comparison]) -> str:
+    """The same facts and the verdicts, as one JSON object; its keys are sorted."""
+    whole: dict[str, Any] = {
+        "receivers": {
+            name: {**asdict(comparison), "verdict": asdict(judge(name, comparison))}
+            for name, comparison in runs.items()
+        },
+        "verdict": asdict(judge_all(runs)),
+    }
     return json.dumps(whole, indent=2, sort_keys=True)
 
 
@@ -142,6 +173,34 @@ def _table(runs: Sequence[Run]) -> Table:
     table.add_row(*map(_events, runs), end_section=True)
     table.add_row(*map(_outcome, runs))
     return table
+
+
+_RECEIVERS = {
+    "idempotent": "deduplicates on a key",
+    "lookup": "can be asked",
+    "neither": "neither",
+}
+
+
+def _receivers(runs: Mapping[str, Comparison]) -> Table:
+    """One row a receiver: what each saver's run came to."""
+    table = Table(title="charges by what the service can do", title_justify="left")
+    table.add_column("the service")
+    first = next(iter(runs.values()))
+    for run in (first.stock, first.surefoot):
+        table.add_column(run.saver)
+    for name, comparison in runs.items():
+        cells = [_cell(run) for run in (comparison.stock, comparison.surefoot)]
+        table.add_row(Text(_RECEIVERS.get(name, name)), *cells)
+    return table
+
+
+def _cell(run: Run) -> Text:
+    what = f"answer: {run.final}" if run.final is not None else "; ".join(run.notes) or "no answer"
+    text = Text(
+        f"charged {_times(run.charges)}", style=STYLES["good" if run.charges == 1 else "bad"]
+    )
+    return text.append(f"  ({what})", style="not bold default")
 
 
 def _events(run: Run) -> RenderableType:

@@ -90,7 +90,7 @@ class Chain:
         self._take(rows)
         self._exhausted = not rows
 
-    # --- facts for decide_resume ------------------------------------------------------------------
+    # --- facts for decide_resume ----------------------------------------------------------------
 
     def has_head(self) -> bool:
         """A verified record has the head's seq and digest (or nothing is published)."""
@@ -124,7 +124,7 @@ class Chain:
         """(last_seq, epoch) of the frame that holds a record."""
         return self._frame_of[record.link.digest]
 
-    # --- walking ----------------------------------------------------------------------------------
+    # --- walking --------------------------------------------------------------------------------
 
     def walk(self, *, tail: bool = True, bodies: bool = True) -> Iterator[RecordHead]:
         """Verified records of the chain, newest first, down to its beginning.
@@ -140,20 +140,20 @@ class Chain:
             yield from reversed(self.tail())
         at = self.head
         while at.seq > 0:
-            record = self._need(at, bodies)
+            record = self._need(at, bodies=bodies)
             yield record
             if record.kind is Kind.PRUNE:
-                yield from self._below_prune(record, bodies)
+                yield from self._below_prune(record, bodies=bodies)
                 return
             at = Link(at.seq - 1, record.prev)
         if at.digest != bytes(32):
             raise self._broken(at.seq, "the chain does not begin where it should")
 
-    def _below_prune(self, prune: RecordHead, bodies: bool) -> Iterator[RecordHead]:
+    def _below_prune(self, prune: RecordHead, *, bodies: bool) -> Iterator[RecordHead]:
         """Below a prune the chain is exactly what the prune kept."""
         body = prune.body
         if body is None:
-            body = self._need(prune.link, True).body
+            body = self._need(prune.link, bodies=True).body
         if body is None:
             raise self._broken(prune.link.seq, "a prune record without its body")
         try:
@@ -162,7 +162,7 @@ class Chain:
             raise self._broken(prune.link.seq, str(error)) from None
         hidden = frozenset(kept.hidden)
         for entry in kept.kept:
-            self._load_kept(entry.last_seq, entry.epoch, entry.link_digest, bodies)
+            self._load_kept(entry.last_seq, entry.epoch, entry.link_digest, bodies=bodies)
             at = Link(entry.link_seq, entry.link_digest)
             key = (entry.last_seq, entry.epoch)
             while True:
@@ -176,7 +176,7 @@ class Chain:
                     break
                 at = before.link
 
-    def _load_kept(self, last_seq: int, epoch: int, digest: bytes, bodies: bool) -> None:
+    def _load_kept(self, last_seq: int, epoch: int, digest: bytes, *, bodies: bool) -> None:
         held = self._by_digest.get(digest)
         if held is not None and (held.body is not None or not bodies):
             return
@@ -208,9 +208,9 @@ class Chain:
             self._take(rows)
             self._lowest = min(self._lowest, max(seq, 1))
 
-    # --- pages ------------------------------------------------------------------------------------
+    # --- pages ----------------------------------------------------------------------------------
 
-    def _need(self, at: Link, bodies: bool) -> RecordHead:
+    def _need(self, at: Link, *, bodies: bool) -> RecordHead:
         self._page_to(at.seq)
         record = self._by_digest.get(at.digest)
         if record is None or record.link.seq != at.seq:
@@ -249,6 +249,4 @@ class Chain:
                 self._lowest = lowest if self._lowest is None else min(self._lowest, lowest)
 
     def _broken(self, seq: int, reason: str) -> TamperDetected:
-        return TamperDetected(
-            thread=self.identity.thread, what="the chain", seq=seq, reason=reason
-        )
+        return TamperDetected(thread=self.identity.thread, what="the chain", seq=seq, reason=reason)

@@ -131,7 +131,7 @@ class Step:
     rows: Sequence[tuple[bytes, bytes]] = ()
 
 
-# --- E1 -------------------------------------------------------------------------------------------
+# --- E1 ----------------------------------------------------------------------------------------
 
 
 def require_barrier(session: Session, request: CallRequest) -> bool:
@@ -154,7 +154,7 @@ def require_barrier(session: Session, request: CallRequest) -> bool:
 
 def barrier_passed(session: Session, request: CallRequest) -> bool:
     """True when every level's checkpoint is published, or the session is latched."""
-    if session.latched is not None or session.ended:
+    if session.stopped:
         return True
     return all(session.is_published(*level) for level in request.place.levels)
 
@@ -170,7 +170,7 @@ def barrier_timeout(session: Session, request: CallRequest, waited_ms: int) -> B
     )
 
 
-# --- before the effect -------------------------------------------------------------------------------
+# --- before the effect -------------------------------------------------------------------------
 
 
 def begin(ports: Ports, session: Session, serde: Serializer, request: CallRequest) -> Step:
@@ -337,7 +337,7 @@ def _load(ports: Ports, session: Session, serde: Serializer, typed: Typed) -> An
     return loader.load(typed)
 
 
-# --- after the effect --------------------------------------------------------------------------------
+# --- after the effect --------------------------------------------------------------------------
 
 
 def note(
@@ -431,9 +431,7 @@ def fail(ports: Ports, session: Session, step: Step, error: BaseException, *, pr
             session.intents.pop(body.slot, None)
 
 
-def answered(
-    ports: Ports, session: Session, serde: Serializer, step: Step, answer: Answer
-) -> Step:
+def answered(ports: Ports, session: Session, serde: Serializer, step: Step, answer: Answer) -> Step:
     """Takes the answer of a lookup (rules E5, E8).
 
     Returns:
@@ -517,7 +515,7 @@ def _absent_from(
     return session.acquired_ms + settling
 
 
-# --- records ------------------------------------------------------------------------------------------
+# --- records -----------------------------------------------------------------------------------
 
 
 def _writer(ports: Ports, serde: Serializer) -> Writer:
@@ -577,7 +575,6 @@ def in_doubt(session: Session, body: EffectBody, reason: str) -> EffectInDoubt:
         reason=reason,
         position=body.position,
     )
-
 
 
 def receipt_of(ports: Ports, session: Session, serde: Serializer, step: Step) -> dict[str, Any]:

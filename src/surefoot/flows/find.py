@@ -133,9 +133,7 @@ def find_latest(chain: Chain, namespace: str, *, floor: int = 0) -> Found | None
     return next(walk_checkpoints(chain, namespace=namespace, floor=floor), None)
 
 
-def find_checkpoint(
-    chain: Chain, ports: Ports, namespace: str, checkpoint_id: str
-) -> Found | None:
+def find_checkpoint(chain: Chain, ports: Ports, namespace: str, checkpoint_id: str) -> Found | None:
     """A checkpoint by id.
 
     The lookup column only decides how far the heads are read in one go; whether the

@@ -46,7 +46,7 @@ def append(
         RollbackDetected: The database does not hold what this session stored.
         StoreUnavailable: The database did not answer; nothing is acknowledged.
     """
-    session.check()
+    session.check_latch()
     identity = session.identity
     try:
         key_id = ports.seals.primary()
@@ -76,9 +76,7 @@ def append(
         session.latch(error)
         raise
     except BaseException:
-        session.latch(
-            StoreUnavailable(store=ports.store.shown, reason="the save was interrupted")
-        )
+        session.latch(StoreUnavailable(store=ports.store.shown, reason="the save was interrupted"))
         raise
     _remember(ports, session, frame, request)
     return frame.links
@@ -164,7 +162,7 @@ def _gate_rollback(ports: Ports, session: Session, request: Append) -> RollbackD
     )
 
 
-# --- publish (P4) --------------------------------------------------------------------------------
+# --- publish (P4) ------------------------------------------------------------------------------
 
 
 def publish(
@@ -192,7 +190,7 @@ def publish(
         StoreUnavailable: B could not be reached.
         RollbackDetected: B holds a mark that this session never published.
     """
-    session.check()
+    session.check_latch()
     try:
         _publish(ports, session, free=free, clean=clean, folded=folded, state=state)
     except SurefootError as error:
@@ -283,4 +281,3 @@ def renew(ports: Ports, session: Session) -> None:
         session.latch(error)
         raise error
     session.lease_until_ms = asked_ms + ports.policy.lease_ttl_ms
-

@@ -34,7 +34,7 @@ __all__ = ["copy_thread", "delete_runs", "delete_thread", "prune_thread"]
 _NO_SUBJECT = bytes(16)
 
 
-# --- delete ---------------------------------------------------------------------------------------
+# --- delete ------------------------------------------------------------------------------------
 
 
 def delete_thread(ports: Ports, thread: str) -> None:
@@ -66,7 +66,7 @@ def delete_thread(ports: Ports, thread: str) -> None:
             ports.store.delete_thread(session.key)
 
 
-# --- prune ----------------------------------------------------------------------------------------
+# --- prune -------------------------------------------------------------------------------------
 
 
 def prune_thread(ports: Ports, serde: Serializer, thread: str) -> None:
@@ -78,9 +78,7 @@ def prune_thread(ports: Ports, serde: Serializer, thread: str) -> None:
     _collect(ports, serde, thread, "prune keep_latest", decide_latest)
 
 
-def delete_runs(
-    ports: Ports, serde: Serializer, thread: str, run_ids: Collection[str]
-) -> None:
+def delete_runs(ports: Ports, serde: Serializer, thread: str, run_ids: Collection[str]) -> None:
     """Deletes the checkpoints of a thread that these runs made, and their writes.
 
     Checkpoints that others need to rebuild a DeltaChannel stay, and so does every effect.
@@ -104,9 +102,9 @@ def _collect(
     choose: Callable[[Sequence[CheckpointFacts]], frozenset[tuple[str, str]]],
 ) -> None:
     """Publishes the kept set as a ``P`` record, then deletes the rest."""
-    if ports.marks.read(ports.tenant, thread) is None:
-        if ports.store.read_thread(ports.tenant, thread) is None:
-            return
+    unseen = ports.marks.read(ports.tenant, thread) is None
+    if unseen and ports.store.read_thread(ports.tenant, thread) is None:
+        return
     with held(ports, thread) as (session, chain):
         if chain is None:
             return
@@ -200,7 +198,7 @@ def _note(plan: _Plan, needed: Iterable[Typed]) -> None:
                 plan.logs[segment.log_id] = max(plan.logs.get(segment.log_id, 0), segment.count)
 
 
-# --- copy -----------------------------------------------------------------------------------------
+# --- copy --------------------------------------------------------------------------------------
 
 
 def copy_thread(ports: Ports, serde: Serializer, source: str, target: str) -> None:

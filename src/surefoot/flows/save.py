@@ -107,7 +107,7 @@ def _writer(ports: Ports, serde: Serializer) -> Writer:
     )
 
 
-# --- pending writes ------------------------------------------------------------------------------
+# --- pending writes ----------------------------------------------------------------------------
 
 
 def enqueue(ports: Ports, session: Session, serde: Serializer, save: WritesSave) -> Then:
@@ -117,8 +117,8 @@ def enqueue(ports: Ports, session: Session, serde: Serializer, save: WritesSave)
         What has to follow: special writes are flushed at once (interrupt, error, resume).
 
     Raises:
-        NotStorable: A value cannot be stored faithfully. The session is latched, so that no
-            further effect runs on a step that cannot be saved (E10).
+        NotStorable: A value cannot be stored faithfully. No further effect of the run starts
+            (E10), and no checkpoint follows the one the writes are pending on.
         Fenced: Another worker has the thread.
         SaveFailed: An earlier save of this run failed.
     """
@@ -130,7 +130,7 @@ def enqueue(ports: Ports, session: Session, serde: Serializer, save: WritesSave)
             for idx, channel, value in save.writes
         )
     except SurefootError as error:
-        session.latch(error)
+        session.refuse_step(save.namespace, save.checkpoint_id, error)
         raise
     batch = Batch(save.task_id, save.task_path, save.replaces, writes)
     pending = Pending(
@@ -148,9 +148,7 @@ def enqueue(ports: Ports, session: Session, serde: Serializer, save: WritesSave)
     return Then.FLUSH if save.replaces or _ERROR in channels else Then.RIDE
 
 
-def flush(
-    ports: Ports, session: Session, *, everything: bool = True, free: bool = False
-) -> None:
+def flush(ports: Ports, session: Session, *, everything: bool = True, free: bool = False) -> None:
     """Stores and publishes what is enqueued.
 
     Args:
@@ -172,13 +170,16 @@ def flush(
             journal.publish(ports, session, free=free)
 
 
-def _drain(session: Session, *, everything: bool, also: tuple[str, str] | None = None) -> list[Pending]:
+def _drain(
+    session: Session, *, everything: bool, also: tuple[str, str] | None = None
+) -> list[Pending]:
     """Takes what may be written now out of the queue, in its order."""
     with session.queue_lock:
         if everything:
-            taken, session.queue = session.queue, []
-            return taken
-        taken, left = [], []
+            whole, session.queue = session.queue, []
+            return whole
+        taken: list[Pending] = []
+        left: list[Pending] = []
         for item in session.queue:
             target = (item.namespace, item.checkpoint_id)
             (taken if target in session.known or target == also else left).append(item)
@@ -199,9 +200,9 @@ def _write_records(
     for target, batches in by_target.items():
         subject = checkpoint_subject(*target)
         seq = session.head.seq + len(records) + 1
-        if target not in session.known and subject not in session.early:
-            if not _stored(ports, session, target[1]):
-                session.early[subject] = seq
+        new = target not in session.known and subject not in session.early
+        if new and not _stored(ports, session, target[1]):
+            session.early[subject] = seq
         body = WritesBody(*target, tuple(batches)).pack()
         records.append(Record(Kind.WRITES, BODY_SCHEMAS["W"], subject, body))
     return records, [(d, s) for d, s in rows.items() if d not in session.stored_digests]
@@ -214,7 +215,7 @@ def _stored(ports: Ports, session: Session, checkpoint_id: str) -> bool:
     return bool(ports.store.find_checkpoint(session.key, hash8(checkpoint_id)))
 
 
-# --- checkpoints ---------------------------------------------------------------------------------
+# --- checkpoints -------------------------------------------------------------------------------
 
 
 def put(
@@ -236,7 +237,7 @@ def put(
         StoreUnavailable: A store did not answer; the session is latched.
     """
     with session.lock:
-        session.check()
+        session.check_save(save.namespace, save.parent_id)
         checkpoint_id = str(save.checkpoint["id"])
         place = (save.namespace, checkpoint_id)
         writer = _writer(ports, serde)
@@ -300,7 +301,7 @@ def _checkpoint_body(
     parent = _parent(ports, session, save)
     _prime_parent(ports, session, serde, save.namespace, parent)
     known = session.known.get((save.namespace, checkpoint_id))
-    branch, born = _branch(session, save, known is not None)
+    branch, born = _branch(session, save, again=known is not None)
     versions = save.checkpoint.get("channel_versions", {})
     values = save.checkpoint.get("channel_values", {})
     refs: dict[str, tuple[Any, Typed]] = {}
@@ -321,7 +322,7 @@ def _checkpoint_body(
         namespace=save.namespace,
         checkpoint_id=checkpoint_id,
         parent_id=save.parent_id,
-        step=step if isinstance(step, int) else -3,
+        step=step if isinstance(step, int) and abs(step) < 2**62 else -3,
         branch=branch,
         born=born,
         skeleton=writer.value(skeleton, channel="(checkpoint)"),
@@ -363,9 +364,7 @@ def recall(ports: Ports, session: Session, namespace: str, checkpoint_id: str) -
         return True
     if not _stored(ports, session, checkpoint_id):
         return False
-    row, rows = ports.store.read_newest(
-        session.identity.tenant, session.identity.thread, limit=1
-    )
+    row, rows = ports.store.read_newest(session.identity.tenant, session.identity.thread, limit=1)
     if row is None:
         return False
     chain = Chain(ports, session.identity, row, session.head, rows)
@@ -392,7 +391,7 @@ def learn_older(session: Session, chain: Chain, found: Found) -> None:
         session.branch_heads.setdefault((known.namespace, known.branch), known.checkpoint_id)
 
 
-def _branch(session: Session, save: CheckpointSave, again: bool) -> tuple[bytes, bool]:
+def _branch(session: Session, save: CheckpointSave, *, again: bool) -> tuple[bytes, bool]:
     """Branch of a checkpoint, and whether it begins one.
 
     A branch is born by the first checkpoint whose parent is not its branch's head.
@@ -422,7 +421,9 @@ def _prime_parent(
 
 def prime(session: Session, loader: Loader, body: CheckpointBody) -> None:
     """Remembers how a loaded checkpoint's channels are stored."""
-    loader.fetch([body.skeleton, *(v.value for v in body.values if isinstance(v.value.ref, Chunks))])
+    loader.fetch(
+        [body.skeleton, *(v.value for v in body.values if isinstance(v.value.ref, Chunks))]
+    )
     versions = loader.load(body.skeleton).get("channel_versions", {})
     session.refs[body.namespace] = {
         v.channel: (versions.get(v.channel), v.value) for v in body.values

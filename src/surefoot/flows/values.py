@@ -72,9 +72,9 @@ class Writer:
             tag, raw = self.serde.dumps_typed(value)
         except NotStorable as error:
             raise NotStorable(**{**error.fields, "channel": channel}) from None
-        return Typed(tag, self.bytes(raw))
+        return Typed(tag, self.reference(raw))
 
-    def bytes(self, raw: bytes) -> ValueRef:
+    def reference(self, raw: bytes) -> ValueRef:
         """A reference to serialised bytes."""
         stored = pack_stored(raw)
         if len(stored) <= self.inline_value_bytes:

@@ -42,7 +42,7 @@ def missing_facts(expected: Collection[str], found: Collection[str]) -> str:
     return ", ".join(sorted(set(expected) - set(found)))
 
 
-# --- from the database: believed only after these checks --------------------------------------
+# --- from the database: believed only after these checks ---------------------------------------
 
 
 def _number(row: Row, index: int, name: str, lowest: int, thread: str | None) -> int:
@@ -101,7 +101,7 @@ def decode_mark(row: Row, thread: str | None) -> Mark:
         epoch=_number(row, 3, "epoch", 1, thread),
         owner=_text(_bytes(row, 4, "owner", thread), "owner", thread),
         lease_left_ms=_number(row, 5, "lease_left_ms", -_NUMBER_MAX, thread),
-        step=_number(row, 6, "step", -1, thread),
+        step=_number(row, 6, "step", -_NUMBER_MAX, thread),
         state=state,
         clean=_flag(row, 8, "clean", thread),
         tainted=_flag(row, 9, "tainted", thread),
@@ -116,7 +116,7 @@ def _at_most_one(rows: Sequence[Row], thread: str) -> Mark | None:
     return decode_mark(rows[0], thread) if rows else None
 
 
-# --- from the caller: wrong values never travel -----------------------------------------------
+# --- from the caller: wrong values never travel ------------------------------------------------
 
 
 def _check_range(name: str, value: int, lowest: int, highest: int = _NUMBER_MAX) -> None:
@@ -133,7 +133,7 @@ def _check_publish(publish: Publish) -> None:
     _check_range("Publish.epoch", publish.epoch, 0)
     _check_range("Publish.seq", publish.seq, 0)
     _check_range("Publish.new_seq", publish.new_seq, publish.seq)
-    _check_range("Publish.step", publish.step, -1)
+    _check_range("Publish.step", publish.step, -_NUMBER_MAX)
     _check_range("Publish.ttl_ms", publish.ttl_ms, 0, _TTL_MAX_MS)
     for name, digest in (("digest", publish.digest), ("new_digest", publish.new_digest)):
         if len(digest) != _DIGEST_BYTES:

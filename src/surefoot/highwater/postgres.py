@@ -52,7 +52,7 @@ _SHAPE = frozenset(
         "column state text not null",
         *(f"constraint surefoot_marks_{name}" for name in ("pkey", "incarnation", "seq")),
         *(f"constraint surefoot_marks_{name}" for name in ("digest", "epoch", "lease")),
-        *(f"constraint surefoot_marks_{name}" for name in ("step", "state", "resumes")),
+        *(f"constraint surefoot_marks_{name}" for name in ("state", "resumes")),
         *(f"trigger surefoot_marks_{name}" for name in ("grow", "keep", "keep_all")),
     }
 )
@@ -105,7 +105,7 @@ class PostgresHighWater(SqlHighWater):
             for name, sql in load("postgres").items()
         }
 
-    # --- set-up and checks ----------------------------------------------------------------
+    # --- set-up and checks ----------------------------------------------------------------------
 
     def setup(self, *, verify_only: bool = False) -> None:
         """Creates the table, or only checks that it is as it should be.
@@ -193,7 +193,7 @@ class PostgresHighWater(SqlHighWater):
         self._is_closed = True
         self._connections.close()
 
-    # --- statements -----------------------------------------------------------------------
+    # --- statements -----------------------------------------------------------------------------
 
     def _session(self) -> dict[str, Any]:
         return {"lock_timeout": f"{self._limits.lock_timeout_ms}ms"}

@@ -112,7 +112,7 @@ class SqliteHighWater(SqlHighWater):
         self._writer = threading.Lock()
         self._idle: list[tuple[sqlite3.Connection, tuple[int, int]]] = []
 
-    # --- set-up and checks ----------------------------------------------------------------
+    # --- set-up and checks ----------------------------------------------------------------------
 
     def setup(self, *, verify_only: bool = False) -> None:
         """Creates the file and the table, or only checks that they are as they should be.
@@ -215,7 +215,7 @@ class SqliteHighWater(SqlHighWater):
             for conn, _ in idle:
                 conn.close()
 
-    # --- statements -----------------------------------------------------------------------
+    # --- statements -----------------------------------------------------------------------------
 
     def _run(
         self,
@@ -283,7 +283,7 @@ class SqliteHighWater(SqlHighWater):
     def _unavailable(self, reason: str) -> StoreUnavailable:
         return StoreUnavailable(store=self.shown, reason=reason)
 
-    # --- connections ----------------------------------------------------------------------
+    # --- connections ----------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if self._is_closed:

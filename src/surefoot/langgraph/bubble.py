@@ -7,7 +7,6 @@ in the saver must not, because LangGraph's executor drops those silently.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from langgraph.errors import GraphBubbleUp
@@ -17,16 +16,23 @@ from surefoot.errors import SurefootError
 __all__ = ["bubbling"]
 
 
-@lru_cache(maxsize=None)
+_classes: dict[type[SurefootError], type[SurefootError]] = {}
+
+
 def _class_of(base: type[SurefootError]) -> type[SurefootError]:
+    known = _classes.get(base)
+    if known is not None:
+        return known
+
     def reduce(self: SurefootError) -> tuple[Any, ...]:
         return _rebuild, (base, self.fields)
 
-    return type(
+    made: type[SurefootError] = type(
         base.__name__,
         (base, GraphBubbleUp),
         {"__module__": base.__module__, "__doc__": base.__doc__, "__reduce__": reduce},
     )
+    return _classes.setdefault(base, made)
 
 
 def _rebuild(base: type[SurefootError], fields: dict[str, Any]) -> SurefootError:

@@ -24,7 +24,7 @@ from surefoot.rules.fingerprint import fingerprint
 
 __all__ = ["EffectCall", "effect"]
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 _POLL_MS = 200
 _INJECTED = ("RunnableConfig", "Runtime", "ToolRuntime", "BaseStore", "StreamWriter")
 _INJECTED_NAMES = frozenset({"config", "runtime", "store", "writer", "previous"})
@@ -63,7 +63,7 @@ class EffectCall:
         self._store(self.receipt)
 
 
-# --- what a step may ask its shell for --------------------------------------------------------------
+# --- what a step may ask its shell for ---------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class _Pause:
 _Steps = Generator["_Flow | _User | _Published | _Pause", Any, Any]
 
 
-# --- the definition ------------------------------------------------------------------------------------
+# --- the definition ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,12 @@ def _is_injected(parameter: inspect.Parameter) -> bool:
     annotation = parameter.annotation
     if annotation is inspect.Parameter.empty:
         return parameter.name in _INJECTED_NAMES
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    text = text or str(annotation)
+    text = annotation if isinstance(annotation, str) else str(annotation)
     return any(name in text for name in _INJECTED)
 
 
 @overload
-def effect(fn: F, /) -> F: ...
+def effect(fn: Callable[..., R], /) -> Callable[..., R]: ...
 @overload
 def effect(
     *,
@@ -175,7 +174,7 @@ def effect(
     inputs: Callable[..., Any] | Sequence[str] | None = ...,
     settling: float | None = ...,
     lookup: str = ...,
-) -> Callable[[F], F]: ...
+) -> Callable[[Callable[..., R]], Callable[..., R]]: ...
 
 
 def effect(
@@ -252,7 +251,7 @@ def _decorate(fn: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[.
 
 
 def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
-    if not callable(fn) or not hasattr(fn, "__name__"):
+    if not hasattr(fn, "__name__"):
         raise Misconfigured(
             field="effect",
             reason=(
@@ -298,12 +297,15 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
     )
 
 
-# --- tools ---------------------------------------------------------------------------------------------
+# --- tools -------------------------------------------------------------------------------------
 
 
 def _as_tool(run: Callable[..., Any], spec: _Effect) -> Callable[..., Any]:
-    """Shows a signature in which the key is no argument of the tool, and asks `ToolNode` for the
-    call's place in its message, because equal calls of one message run at the same time."""
+    """Gives the wrapper the signature of a tool.
+
+    The key is no argument of it, and `ToolNode` is asked for the call's place in its message,
+    because equal calls of one message run at the same time.
+    """
     from langgraph.prebuilt import ToolRuntime
 
     shown = [
@@ -327,8 +329,10 @@ def _tool_place(runtime: Any) -> str | None:
     state = getattr(runtime, "state", None)
     if call_id is None or state is None:
         return None
-    messages = state.get("messages") if isinstance(state, Mapping) else getattr(
-        state, "messages", state if isinstance(state, list) else None
+    messages = (
+        state.get("messages")
+        if isinstance(state, Mapping)
+        else getattr(state, "messages", state if isinstance(state, list) else None)
     )
     for message in reversed(messages or ()):
         for index, call in enumerate(getattr(message, "tool_calls", None) or ()):
@@ -337,7 +341,7 @@ def _tool_place(runtime: Any) -> str | None:
     return None
 
 
-# --- the order of steps -----------------------------------------------------------------------------------
+# --- the order of steps ------------------------------------------------------------------------
 
 
 def _steps(spec: _Effect, at: Here, request: flow.CallRequest, args: Any, kwargs: Any) -> _Steps:
@@ -419,7 +423,7 @@ def _take_answer(at: Here, serde: Serializer, step: flow.Step, answer: Any) -> f
     return flow.answered(at.core.ports, at.session, serde, step, answer)
 
 
-# --- shells --------------------------------------------------------------------------------------------------
+# --- shells ------------------------------------------------------------------------------------
 
 
 def _prepare(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> tuple[Here, _Steps]:

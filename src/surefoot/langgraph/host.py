@@ -1,5 +1,7 @@
-"""What LangGraph tells a saver about the run that calls it. The only place that reads its
-private keys; tests/host checks every fact against the lowest and the newest version.
+"""What LangGraph tells a saver about the run that calls it.
+
+The only place that reads its private keys; tests/host checks every fact against the lowest
+and the newest version.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from langchain_core.runnables import RunnableConfig
 from surefoot.errors import Misuse
 from surefoot.session import RunHandle
 
-__all__ = ["Target", "run_of", "target_of"]
+__all__ = ["Target", "checkpoint_id_of", "run_of", "target_of"]
 
 _RUNTIME = "__pregel_runtime"
 _DURABILITY = "__pregel_durability"
@@ -42,15 +44,29 @@ def target_of(config: Mapping[str, Any] | None, *, field: str = "config") -> Tar
             field=f"{field}['configurable']['thread_id']",
             reason="is missing; pass {'configurable': {'thread_id': …}}",
         )
-    namespace = configurable.get("checkpoint_ns", "")
-    checkpoint_id = configurable.get("checkpoint_id") or None
-    for name, value in (("checkpoint_ns", namespace), ("checkpoint_id", checkpoint_id)):
-        if value is not None and not isinstance(value, str):
-            raise Misuse(
-                field=f"{field}['configurable'][{name!r}]",
-                reason=f"must be a string, not {type(value).__name__}",
-            )
-    return Target(str(thread), namespace or "", checkpoint_id)
+    namespace = configurable.get("checkpoint_ns") or ""
+    if not isinstance(namespace, str):
+        raise _not_text(field, "checkpoint_ns", namespace)
+    return Target(str(thread), namespace, checkpoint_id_of(config, field=field))
+
+
+def checkpoint_id_of(config: Mapping[str, Any] | None, *, field: str = "config") -> str | None:
+    """The checkpoint id of a config, or None.
+
+    Raises:
+        Misuse: It is no string.
+    """
+    found = ((config or {}).get("configurable") or {}).get("checkpoint_id") or None
+    if found is not None and not isinstance(found, str):
+        raise _not_text(field, "checkpoint_id", found)
+    return found
+
+
+def _not_text(field: str, name: str, value: object) -> Misuse:
+    return Misuse(
+        field=f"{field}['configurable'][{name!r}]",
+        reason=f"must be a string, not {type(value).__name__}",
+    )
 
 
 def run_of(config: RunnableConfig | Mapping[str, Any] | None) -> RunHandle | None:

@@ -87,9 +87,7 @@ def _place(
     )
 
 
-def _levels(
-    checkpoint_map: Mapping[str, str], session: Session
-) -> tuple[tuple[str, str], ...]:
+def _levels(checkpoint_map: Mapping[str, str], session: Session) -> tuple[tuple[str, str], ...]:
     """The saved levels: namespaces that load through this session, one per checkpoint."""
     levels: dict[str, str] = {}
     for namespace in sorted(checkpoint_map, key=len):

@@ -6,12 +6,14 @@ a flow. The async twins run the same flows in the saver's own bounded threads (d
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import heapq
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -35,7 +37,7 @@ from surefoot.flows.chain import Chain
 from surefoot.flows.find import Found, walk_checkpoints
 from surefoot.flows.views import FIRST_PAGE_FRAMES, look
 from surefoot.keys import Keyring
-from surefoot.langgraph.host import Target, run_of, target_of
+from surefoot.langgraph.host import Target, checkpoint_id_of, run_of, target_of
 from surefoot.langgraph.serde import StrictSerializer
 from surefoot.ports import HighWater
 from surefoot.rules.credentials import decide_credential
@@ -46,7 +48,7 @@ __all__ = ["SurefootSaver"]
 
 log = logging.getLogger("surefoot")
 T = TypeVar("T")
-Version = int | str | float
+Version: TypeAlias = int | str
 _PAGE = 50
 _ALWAYS_KEPT = frozenset({"source", "step", "parents", "run_id", "counters_since_delta_snapshot"})
 
@@ -74,7 +76,7 @@ class _Opening:
             await self._saver.aclose()
 
 
-class SurefootSaver(BaseCheckpointSaver[Version]):
+class SurefootSaver(BaseCheckpointSaver[Any]):
     """Checkpoints that you can resume from.
 
     Seals every snapshot, keeps a high-water mark outside the database, fences rival workers,
@@ -131,11 +133,15 @@ class SurefootSaver(BaseCheckpointSaver[Version]):
         self._credential_names = tuple(credential_names)
         self._warned_keys: set[str] = set()
 
-    # --- opening and closing ----------------------------------------------------------------------
+    # --- opening and closing --------------------------------------------------------------------
 
     @classmethod
     def from_conn_string(
-        cls, url: str | ConnectionPool[Any], *, highwater: str | HighWater | None = None, **settings: Any
+        cls,
+        url: str | ConnectionPool[Any],
+        *,
+        highwater: str | HighWater | None = None,
+        **settings: Any,
     ) -> _Opening:
         """Opens a saver for the time of a ``with`` or ``async with`` block.
 
@@ -226,11 +232,9 @@ class SurefootSaver(BaseCheckpointSaver[Version]):
 
     async def aclose(self) -> None:
         """Async twin of `close`."""
-        import asyncio
-
         await asyncio.get_running_loop().run_in_executor(None, self.core.close)
 
-    # --- reading ------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The checkpoint a config points at, with its pending writes.
@@ -260,9 +264,7 @@ class SurefootSaver(BaseCheckpointSaver[Version]):
         """Async twin of `get_tuple`."""
         return await self.core.offload.run(self._get_tuple, config, run_of(config))
 
-    def _get_tuple(
-        self, config: RunnableConfig, run: RunHandle | None
-    ) -> CheckpointTuple | None:
+    def _get_tuple(self, config: RunnableConfig, run: RunHandle | None) -> CheckpointTuple | None:
         target = target_of(config)
         if run is None:
             chain = look(self.core.ports, target.thread)
@@ -313,7 +315,7 @@ class SurefootSaver(BaseCheckpointSaver[Version]):
         self,
         config: RunnableConfig | None,
         *,
-        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
+        filter: dict[str, Any] | None = None,
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
@@ -333,7 +335,7 @@ class SurefootSaver(BaseCheckpointSaver[Version]):
             RollbackDetected: The database is behind the high-water mark.
         """
         _check_list_arguments(filter, limit)
-        before_id = target_of(before, field="before").checkpoint_id if before else None
+        before_id = checkpoint_id_of(before, field="before")
         if config is None:
             found = self._list_all(filter, before_id)
         else:
@@ -344,7 +346,7 @@ class SurefootSaver(BaseCheckpointSaver[Version]):
         self,
         config: RunnableConfig | None,
         *,
-        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
+        filter: dict[str, Any] | None = None,
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
@@ -452,7 +454,7 @@ class SurefootSaver(BaseCheckpointSaver[Version]):
                 out[channel]["seed"] = history.seed
         return out
 
-    # --- writing ------------------------------------------------------------------------------------
+    # --- writing --------------------------------------------------------------------------------
 
     def put(
         self,
@@ -603,7 +605,7 @@ class SurefootSaver(BaseCheckpointSaver[Version]):
 
         self.core.direct(target.thread, work)
 
-    def get_next_version(self, current: Version | None, channel: None) -> Version:
+    def get_next_version(self, current: Version | None, channel: None) -> Version:  # noqa: ARG002
         """The next version of a channel: larger, and unique per branch.
 
         The upper bits count, the lower 32 are random, so that two forks of a thread never
@@ -621,7 +623,7 @@ class SurefootSaver(BaseCheckpointSaver[Version]):
 
     def with_allowlist(
         self, extra_allowlist: Collection[tuple[str, ...]]
-    ) -> BaseCheckpointSaver[Version]:
+    ) -> BaseCheckpointSaver[Any]:
         """A saver that may also rebuild these types; shares everything else with this one.
 
         Args:
@@ -629,7 +631,7 @@ class SurefootSaver(BaseCheckpointSaver[Version]):
         """
         return super().with_allowlist(extra_allowlist)
 
-    # --- maintenance ----------------------------------------------------------------------------------
+    # --- maintenance ----------------------------------------------------------------------------
 
     def delete_thread(self, thread_id: str) -> None:
         """Deletes a thread: a tombstone is published first, then the rows go.
@@ -662,9 +664,8 @@ class SurefootSaver(BaseCheckpointSaver[Version]):
         _check_sequence(run_ids, "run_ids")
         ports = self.core.ports
         for thread in ports.store.threads_of_runs(ports.tenant, [str(r) for r in run_ids]):
-            self.core.direct(
-                thread, lambda: maintain.delete_runs(ports, self.serde, thread, run_ids)
-            )
+            work = functools.partial(maintain.delete_runs, ports, self.serde, thread, run_ids)
+            self.core.direct(thread, work)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Async twin of `delete_for_runs`."""
@@ -713,20 +714,16 @@ class SurefootSaver(BaseCheckpointSaver[Version]):
             if strategy == "delete":
                 self.delete_thread(thread_id)
                 continue
-            self.core.direct(
-                thread_id,
-                lambda: maintain.prune_thread(self.core.ports, self.serde, thread_id),
-            )
+            work = functools.partial(maintain.prune_thread, self.core.ports, self.serde, thread_id)
+            self.core.direct(thread_id, work)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Async twin of `prune`."""
         await self.core.offload.run(self.prune, thread_ids, strategy=strategy)
 
-    # --- metadata -------------------------------------------------------------------------------------
+    # --- metadata -------------------------------------------------------------------------------
 
-    def _metadata(
-        self, config: RunnableConfig, metadata: CheckpointMetadata
-    ) -> dict[str, Any]:
+    def _metadata(self, config: RunnableConfig, metadata: CheckpointMetadata) -> dict[str, Any]:
         """What is stored as metadata: LangGraph's convention, without credentials (case 51)."""
         merged: dict[str, Any] = dict(metadata)
         for source in (config.get("metadata"), config.get("configurable")):
@@ -748,7 +745,7 @@ class SurefootSaver(BaseCheckpointSaver[Version]):
         return merged
 
 
-# --- helpers ------------------------------------------------------------------------------------------
+# --- helpers -----------------------------------------------------------------------------------
 
 
 def _nothing_there(session: Session, target: Target) -> bool:

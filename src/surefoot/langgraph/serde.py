@@ -149,7 +149,7 @@ _ONCE: Final = 1  # per class
 _ALWAYS: Final = 2
 
 
-# --- which types ------------------------------------------------------------------------
+# --- which types -------------------------------------------------------------------------------
 
 
 def _type_key(cls: type) -> tuple[str, str]:
@@ -263,7 +263,7 @@ def _named_fault(cls: type) -> str | None:
 _PROVEN: weakref.WeakSet[type] = weakref.WeakSet()
 
 
-# --- how objects are taken apart --------------------------------------------------------
+# --- how objects are taken apart ---------------------------------------------------------------
 
 
 def _by_value(of: Callable[[Any], Any]) -> Callable[[Any], _Reduced]:
@@ -399,7 +399,7 @@ def _safe_repr(error: BaseException) -> str:
         return f"{type(error).__name__}(<repr failed>)"
 
 
-# --- messages ---------------------------------------------------------------------------
+# --- messages ----------------------------------------------------------------------------------
 
 
 class _MessageShape:
@@ -603,7 +603,7 @@ _SHAPE_OF: Final[dict[type, _MessageShape]] = {shape.cls: shape for shape in _SH
 _REDUCERS.update({cls: shape.reduce for cls, shape in _SHAPE_OF.items()})
 
 
-# --- writing ----------------------------------------------------------------------------
+# --- writing -----------------------------------------------------------------------------------
 
 
 def _containers_fit(data: bytes, limit: int) -> bool:
@@ -896,7 +896,7 @@ def _refuse(value: Any, path: str, reason: str) -> NotStorable:
     return NotStorable(channel=None, path=path, type_name=name, reason=reason)
 
 
-# --- reading ----------------------------------------------------------------------------
+# --- reading -----------------------------------------------------------------------------------
 
 
 class _Reader:
@@ -1054,7 +1054,7 @@ def _rebuild_array(meta: Any) -> Any:
         ) from None
 
 
-# --- the serialiser ---------------------------------------------------------------------
+# --- the serialiser ----------------------------------------------------------------------------
 
 
 class StrictSerializer(JsonPlusSerializer):
@@ -1133,6 +1133,19 @@ class StrictSerializer(JsonPlusSerializer):
         if tag == "bytearray":
             return bytearray(payload)
         raise NotLoadable(type_name=f"tag {tag!r}", reason="this format is never loaded")
+
+    def list_items(self, value: list[Any]) -> list[bytes] | None:
+        """Serialised elements of a list; see `dump_list_items`."""
+        return dump_list_items(self, value)
+
+    def join_items(self, parts: Sequence[bytes], count: int) -> bytes:
+        """Serialised list from its concatenated serialised elements.
+
+        Args:
+            parts: Serialised elements, any number of them in one piece.
+            count: Number of elements in all.
+        """
+        return b"".join((_list_header(count), *parts))
 
     def _is_listed(self, key: _TypeKey) -> bool:
         return key in SAFE_MSGPACK_TYPES or key in _ALSO_SAFE or key in self._allowed
@@ -1261,7 +1274,7 @@ def _why_not(obj: Any) -> str:
     return "it has no stored form"
 
 
-# --- lists in pieces --------------------------------------------------------------------
+# --- lists in pieces ---------------------------------------------------------------------------
 
 
 def dump_list_items(serde: object, value: list[Any]) -> list[bytes] | None:
@@ -1298,13 +1311,14 @@ def join_list_items(items: Sequence[bytes]) -> bytes:
     Raises:
         ValueError: There are more than 2**32 - 1 elements.
     """
-    count = len(items)
+    return b"".join((_list_header(len(items)), *items))
+
+
+def _list_header(count: int) -> bytes:
     if count < 16:
-        header = bytes((0x90 | count,))
-    elif count < 2**16:
-        header = b"\xdc" + count.to_bytes(2, "big")
-    elif count < 2**32:
-        header = b"\xdd" + count.to_bytes(4, "big")
-    else:
-        raise ValueError("too many elements")
-    return b"".join((header, *items))
+        return bytes((0x90 | count,))
+    if count < 2**16:
+        return b"\xdc" + count.to_bytes(2, "big")
+    if count < 2**32:
+        return b"\xdd" + count.to_bytes(4, "big")
+    raise ValueError("too many elements")

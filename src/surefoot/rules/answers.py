@@ -53,7 +53,7 @@ class Unknown:
 Answer: TypeAlias = Committed | Absent | Conflicting | Unknown
 
 
-class NotSent(Exception):  # noqa: N818 - it states a fact; it is no failure of this package
+class NotSent(Exception):
     """Raised by an effect's body: proven, nothing happened at the receiver.
 
     The call is recorded as failed and may be run again, also with other arguments. Never raise

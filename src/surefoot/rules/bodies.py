@@ -51,7 +51,7 @@ class BodyError(ValueError):
     """A verified body has a layout that this release does not know."""
 
 
-# --- stored form ----------------------------------------------------------------------------
+# --- stored form -------------------------------------------------------------------------------
 
 
 def pack_stored(raw: bytes) -> bytes:
@@ -105,7 +105,7 @@ def _str(value: bytes) -> str:
     return value.decode("utf-8", "surrogatepass")
 
 
-# --- value references -------------------------------------------------------------------------
+# --- value references --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def _typed_in(raw: Sequence[Any] | None) -> Typed | None:
     return None if raw is None else Typed(_str(raw[0]), _ref_in(raw[1]))
 
 
-# --- C: checkpoint ----------------------------------------------------------------------------
+# --- C: checkpoint -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ class CheckpointBody:
             raise _layout("C", error) from None
 
 
-# --- W: pending writes ------------------------------------------------------------------------
+# --- W: pending writes -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +343,7 @@ class WritesBody:
             raise _layout("W", error) from None
 
 
-# --- E: effect transition -----------------------------------------------------------------------
+# --- E: effect transition ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +430,7 @@ class EffectBody:
             raise _layout("E", error) from None
 
 
-# --- P, X, F: prune, tombstone, provenance ------------------------------------------------------
+# --- P, X, F: prune, tombstone, provenance -----------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,9 +476,7 @@ class PruneBody:
         """
         raw = _checked(schema, "P", stored)
         try:
-            return cls(
-                tuple(KeptFrame(*item) for item in raw[0]), _str(raw[1]), tuple(raw[2])
-            )
+            return cls(tuple(KeptFrame(*item) for item in raw[0]), _str(raw[1]), tuple(raw[2]))
         except (IndexError, TypeError, ValueError, AttributeError) as error:
             raise _layout("P", error) from None
 

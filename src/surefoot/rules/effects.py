@@ -37,12 +37,13 @@ class Receiver(Enum):
     NEITHER = "N"
 
 
-# --- identity (E4, E9) ----------------------------------------------------------------------------
+# --- identity (E4, E9) -------------------------------------------------------------------------
 
 
 def strip_task_ids(namespace: str) -> str:
     """A checkpoint namespace without task ids: ``a:id1|b:id2`` becomes ``a|b`` (fact: task ids
-    change on time travel and whenever the preceding checkpoint was lost)."""
+    change on time travel and whenever the preceding checkpoint was lost).
+    """
     return "|".join(part.split(":", 1)[0] for part in namespace.split("|"))
 
 
@@ -103,7 +104,7 @@ def idempotency_key(purpose_key: bytes, slot: bytes) -> str:
     return hmac.digest(purpose_key, tlv("idempotency/v1", slot), "sha256").hex()[:32]
 
 
-# --- the barrier (E1) -----------------------------------------------------------------------------
+# --- the barrier (E1) --------------------------------------------------------------------------
 
 
 class Barrier(Enum):
@@ -134,7 +135,7 @@ def decide_barrier(facts: BarrierFacts) -> Barrier:
     return Barrier.PASS if facts.receiver is Receiver.DEDUPLICATES else Barrier.REFUSE
 
 
-# --- run, replay, ask or refuse (E3, E4, E5, E8) ---------------------------------------------------
+# --- run, replay, ask or refuse (E3, E4, E5, E8) -----------------------------------------------
 
 
 class Verdict(Enum):
@@ -230,7 +231,7 @@ def _decide_open(facts: CallFacts, state: str) -> Call:
     return Call(Verdict.REFUSE, f"recorded as {state}, and nobody can be asked")
 
 
-# --- what a lookup's answer is worth (E5, E8) -------------------------------------------------------
+# --- what a lookup's answer is worth (E5, E8) --------------------------------------------------
 
 
 def decide_match(compare: Sequence[str], arguments: Mapping[str, Any], evidence: Any) -> str | None:

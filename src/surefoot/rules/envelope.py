@@ -334,7 +334,13 @@ def verify_frame(
     if count == 0 or not 0 < epoch < 2**63 or not count <= last_seq < 2**63:
         raise EnvelopeError("the numbers of the frame are out of range")
     parts = [
-        (reader.number(1), reader.number(1), reader.take(_SUBJECT), reader.number(4), reader.take(32))
+        (
+            reader.number(1),
+            reader.number(1),
+            reader.take(_SUBJECT),
+            reader.number(4),
+            reader.take(32),
+        )
         for _ in range(count)
     ]
     mac = reader.take(_DIGEST)

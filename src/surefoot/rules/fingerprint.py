@@ -32,7 +32,9 @@ class Unfingerprintable(Misuse):
     """An argument has a type without a canonical form."""
 
     code = "UNFINGERPRINTABLE"
-    template = "argument {path} of effect {effect!r} has type {type_name}, which has no canonical form"
+    template = (
+        "argument {path} of effect {effect!r} has type {type_name}, which has no canonical form"
+    )
     remedy = "Name the semantic part of the arguments with inputs=."
 
 

@@ -1,4 +1,4 @@
-"""May a thread be taken over now? (step P1, rule R12)"""
+"""May a thread be taken over now? (step P1, rule R12)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ class Acquire(Enum):
     BUSY = "busy"
 
 
-def decide_acquire(*, lease_left_ms: int, holder_dead: bool, waited_ms: int, may_wait_ms: int) -> Acquire:
+def decide_acquire(
+    *, lease_left_ms: int, holder_dead: bool, waited_ms: int, may_wait_ms: int
+) -> Acquire:
     """Decides how to go on when the lease was not free at the first try.
 
     A lease that ran out or was given back meanwhile is taken; a holder that is proven dead is

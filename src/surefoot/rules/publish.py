@@ -52,7 +52,11 @@ def decide_gate(facts: GateFacts) -> Then:
         return Then.FENCED
     if facts.stored_is_ours:
         return Then.COMMITTED
-    if facts.first_write and facts.stored_epoch is not None and facts.stored_epoch < facts.our_epoch:
+    if (
+        facts.first_write
+        and facts.stored_epoch is not None
+        and facts.stored_epoch < facts.our_epoch
+    ):
         return Then.RELOAD
     return Then.ROLLBACK
 

@@ -1,4 +1,4 @@
-"""Is a run at rest after this checkpoint? (how the end of a run is known without a wrapper)"""
+"""Is a run at rest after this checkpoint? (how the end of a run is known without a wrapper)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,5 @@ def decide_at_rest(source: str, with_value: Collection[str], known: Collection[s
     if source != "loop" or _START not in known:
         return False
     return not any(
-        name == _TASKS or name == _START or name.startswith(("branch:to:", "join:"))
-        for name in with_value
+        name in (_TASKS, _START) or name.startswith(("branch:to:", "join:")) for name in with_value
     )

@@ -73,7 +73,7 @@ _CONNECT_FAILURES = (
 )
 
 
-# --- statements -----------------------------------------------------------------------------
+# --- statements --------------------------------------------------------------------------------
 # Statements go to libpq without psycopg's cursors: those cost more than the server needs for
 # an append. Everything travels in binary, and a parameter's type follows from what it is, so
 # that a statement has the same types at every call and is prepared once per connection.
@@ -226,7 +226,7 @@ def _rows(result: pq.abc.PGresult) -> Sequence[tuple[Any, ...]]:
     return transformer.load_rows(0, result.ntuples, tuple)
 
 
-# --- names ------------------------------------------------------------------------------------
+# --- names -------------------------------------------------------------------------------------
 
 
 def _checked_schema(schema: str | None) -> str:
@@ -269,7 +269,7 @@ def _shown(conninfo: object) -> str:
     return f"postgresql://{shown_host}/{parts.get('dbname') or ''}"
 
 
-# --- the driver -------------------------------------------------------------------------------
+# --- the driver --------------------------------------------------------------------------------
 
 
 class PostgresContentStore:
@@ -321,7 +321,7 @@ class PostgresContentStore:
         self._closed = False
         self._statements = _Statements(self._quoted)
 
-    # --- the port ---------------------------------------------------------------------------
+    # --- the port -------------------------------------------------------------------------------
 
     def setup(self, *, verify_only: bool = False) -> None:
         """Creates or migrates the tables, or only checks them; see the port.
@@ -424,7 +424,7 @@ class PostgresContentStore:
         if own is not None and self._own_pid == os.getpid():
             own.close()
 
-    # --- migrating ----------------------------------------------------------------------------
+    # --- migrating ------------------------------------------------------------------------------
 
     def _pending(self, run: records.Run) -> Sequence[Migration]:
         return migrate.pending(run, _DIALECT, self.shown, schema=self._schema)
@@ -449,7 +449,7 @@ class PostgresContentStore:
     def _script(self, session: _Session) -> Callable[[str], None]:
         return lambda text: session.script(text.replace("{schema}", self._quoted))
 
-    # --- connections --------------------------------------------------------------------------
+    # --- connections ----------------------------------------------------------------------------
 
     def _pool(self) -> psycopg_pool.ConnectionPool[Any]:
         """The pool, opened at first use; a forked child opens one of its own."""
@@ -536,7 +536,7 @@ class PostgresContentStore:
             connection.pgconn.finish()
             pool.putconn(connection)
 
-    # --- running ------------------------------------------------------------------------------
+    # --- running --------------------------------------------------------------------------------
 
     def _read(self, work: Callable[[_Session], _T]) -> _T:
         """Runs statements that only read; a lost connection is replaced, a few times."""

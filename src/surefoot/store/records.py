@@ -135,7 +135,7 @@ def _frame(row: Sequence[object]) -> FrameRow:
     return FrameRow(_number(last_seq), _number(epoch), _blob(head), _blob(body))
 
 
-# --- reading ------------------------------------------------------------------------------
+# --- reading -----------------------------------------------------------------------------------
 
 
 def read_thread(run: Run, tenant: str, thread: str) -> ThreadRow | None:
@@ -233,7 +233,7 @@ def threads_of_runs(run: Run, tenant: str, run_ids: Sequence[str]) -> Sequence[s
     )
 
 
-# --- appending ----------------------------------------------------------------------------
+# --- appending ---------------------------------------------------------------------------------
 
 
 def _gate_parameters(append: Append) -> dict[str, Param]:
@@ -298,7 +298,7 @@ def append_whole(run: Run, append: Append) -> int | None:
     return _number(rows[0][0]) if rows else None
 
 
-# --- deleting -----------------------------------------------------------------------------
+# --- deleting ----------------------------------------------------------------------------------
 
 
 def collect(run: Run, key: int, kept: Kept) -> None:
@@ -353,7 +353,7 @@ def delete_runs(run: Run, key: int) -> None:
     run("delete_runs", key=key)
 
 
-# --- the schema ---------------------------------------------------------------------------
+# --- the schema --------------------------------------------------------------------------------
 
 
 def read_durability(run: Run) -> Mapping[str, str]:

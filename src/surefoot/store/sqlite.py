@@ -27,7 +27,7 @@ from surefoot.errors import (
 from surefoot.ports import Append, FrameRow, Kept, LogRef, StoredValues, ThreadRow
 from surefoot.store import migrate, records
 from surefoot.store.records import Blobs, Pairs, Param
-from surefoot.store.statements import load_statements
+from surefoot.store.statements import Migration, load_migrations, load_statements
 
 __all__ = ["SqliteContentStore"]
 
@@ -196,7 +196,7 @@ class SqliteContentStore:
         #: because closing would touch the parent's file.
         self._parents: list[_Connections] = []
 
-    # --- the port ---------------------------------------------------------------------------
+    # --- the port -------------------------------------------------------------------------------
 
     def setup(self, *, verify_only: bool = False) -> None:
         """Creates or migrates the tables, or only checks them; see the port.
@@ -206,18 +206,20 @@ class SqliteContentStore:
             NotSetUp: Only with ``verify_only``: something is missing.
             MigrationRefused: The database and this release do not agree.
         """
+        steps: Sequence[Migration] = load_migrations(_DIALECT)
         if verify_only or self._path.exists():
             steps = self._read(lambda run: migrate.pending(run, _DIALECT, self.shown))
-            if verify_only:
-                migrate.refuse_pending(steps, self.shown)
-            if not steps:
-                return
+        if verify_only:
+            migrate.refuse_pending(steps, self.shown)
+            return
         deadline = _deadline(self._limits.lock_timeout_ms)
         with self._translated("setup"), self._session(deadline, create=True) as session:
+            # Also without steps: a file that was copied by VACUUM INTO is no longer in WAL mode.
             self._to_wal(session, deadline)
-            with self._transaction(session, deadline, "setup"):
-                steps = migrate.pending(session, _DIALECT, self.shown)
-                migrate.apply(session, session.script, steps)
+            if steps:
+                with self._transaction(session, deadline, "setup"):
+                    steps = migrate.pending(session, _DIALECT, self.shown)
+                    migrate.apply(session, session.script, steps)
 
     def check_durability(self) -> None:
         """Refuses a file that is not in WAL mode with ``synchronous=FULL`` (P0)."""
@@ -318,7 +320,7 @@ class SqliteContentStore:
         self._closed = True
         self._connections.close()
 
-    # --- connections and transactions ---------------------------------------------------------
+    # --- connections and transactions -----------------------------------------------------------
 
     def _own(self) -> _Connections:
         """Connections of this process; a forked child starts with none."""

@@ -266,7 +266,7 @@ class HighWaterConformance:
                 store.close()
         return CheckResult(name, passed=True)
 
-    # --- set-up ---------------------------------------------------------------------------
+    # --- set-up ---------------------------------------------------------------------------------
 
     def check_setup_again(self, store: HighWater, tenant: str) -> None:
         """`setup` may be called again, changes nothing, and then verifies."""
@@ -300,7 +300,7 @@ class HighWaterConformance:
         finally:
             reader.close()
 
-    # --- create and acquire (P1) ----------------------------------------------------------
+    # --- create and acquire (P1) ----------------------------------------------------------------
 
     def check_unknown_thread(self, store: HighWater, tenant: str) -> None:
         """A thread never seen has no mark, and nothing but `create` makes one."""
@@ -381,7 +381,7 @@ class HighWaterConformance:
         _expect_lease(after, 100_000, "the renewed lease")
         _expect(_still(after), _still(mark), "the mark after a renewal")
 
-    # --- publish (P4, P7) -----------------------------------------------------------------
+    # --- publish (P4, P7) -----------------------------------------------------------------------
 
     def check_publish(self, store: HighWater, tenant: str) -> None:
         """A publish that fits writes every field it has and leaves the others alone."""
@@ -426,7 +426,7 @@ class HighWaterConformance:
         _expect(store.acquire(tenant, "t", LONG), None, "acquire under the lease taken anew")
 
     def check_numbers(self, store: HighWater, tenant: str) -> None:
-        """Numbers near 2**62 and the step -1 come back as they were."""
+        """Numbers near 2**62 and steps below 0 come back as they were."""
         mark = _got(store.create(tenant, "t", LONG), "create")
         high = _next(mark, new_seq=2**62, step=-1)
         _yes(store.publish(tenant, "t", high), "publish of a high seq")
@@ -435,6 +435,8 @@ class HighWaterConformance:
         _yes(store.publish(tenant, "t", _next(mark, step=2**62)), "publish above it")
         mark = _got(store.read(tenant, "t"), "read")
         _expect((mark.seq, mark.step), (2**62 + 1, 2**62), "seq and step")
+        _yes(store.publish(tenant, "t", _next(mark, step=-3)), "publish of a step below 0")
+        _expect(_got(store.read(tenant, "t"), "read").step, -3, "step")
 
     def check_intents(self, store: HighWater, tenant: str) -> None:
         """Intents are bytes, kept exactly, replaced as a whole, from none to 64 kB."""
@@ -449,7 +451,7 @@ class HighWaterConformance:
         mark = _got(store.acquire(tenant, "t", LONG), "acquire")
         _expect(mark.intents, b"\xff\0'%s", "intents after an acquisition")
 
-    # --- clean, tainted, resumes (E3, R10) ------------------------------------------------
+    # --- clean, tainted, resumes (E3, R10) ------------------------------------------------------
 
     def check_taint(self, store: HighWater, tenant: str) -> None:
         """Who finds a mark not clean is tainted, until a step has been folded."""
@@ -483,7 +485,7 @@ class HighWaterConformance:
         _yes(store.publish(tenant, "t", _next(mark)), "publish after a clean one")
         _no(_got(store.read(tenant, "t"), "read").clean, "clean after that")
 
-    # --- states ---------------------------------------------------------------------------
+    # --- states ---------------------------------------------------------------------------------
 
     def check_tombstone(self, store: HighWater, tenant: str) -> None:
         """A tombstone is kept, and born again by an acquisition, above every old epoch."""
@@ -524,7 +526,7 @@ class HighWaterConformance:
         _yes(store.publish(tenant, "t", _release(frozen)), "thaw")
         _expect(_got(store.acquire(tenant, "t", LONG), "acquire, thawed").epoch, 2, "epoch")
 
-    # --- names ----------------------------------------------------------------------------
+    # --- names ----------------------------------------------------------------------------------
 
     def check_ids(self, store: HighWater, tenant: str) -> None:
         """Any text is an id, and no two texts are the same one."""
@@ -577,7 +579,7 @@ class HighWaterConformance:
         thread, mark = next(iter(store.marks(tenant, after_thread="23")))
         _expect(_still(mark), _still(store.read(tenant, thread)), "a mark listed and read")
 
-    # --- races ----------------------------------------------------------------------------
+    # --- races ----------------------------------------------------------------------------------
 
     def check_race_create(self, store: HighWater, tenant: str) -> None:
         """Of many who create a mark at once, one does."""
@@ -720,7 +722,7 @@ class HighWaterConformance:
             for ours, _ in pipes:
                 ours.close()
 
-    # --- small steps ----------------------------------------------------------------------
+    # --- small steps ----------------------------------------------------------------------------
 
     def _hand_over(self, store: HighWater, tenant: str, release: Publish) -> Mark:
         _yes(store.publish(tenant, "t", release), "release")

@@ -59,7 +59,7 @@ CREATE TABLE IF NOT EXISTS {schema}surefoot_marks (
   epoch bigint NOT NULL CONSTRAINT surefoot_marks_epoch CHECK (epoch >= 1),
   owner bytea NOT NULL,
   lease_until_ms bigint NOT NULL CONSTRAINT surefoot_marks_lease CHECK (lease_until_ms >= 0),
-  step bigint NOT NULL CONSTRAINT surefoot_marks_step CHECK (step >= -1),
+  step bigint NOT NULL,
   state text NOT NULL CONSTRAINT surefoot_marks_state CHECK (state IN ('live', 'tombstone', 'frozen')),
   clean boolean NOT NULL,
   tainted boolean NOT NULL,

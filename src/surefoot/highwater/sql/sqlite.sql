@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS surefoot_marks (
   epoch INTEGER NOT NULL CHECK (typeof(epoch) = 'integer' AND epoch >= 1),
   owner BLOB NOT NULL CHECK (typeof(owner) = 'blob'),
   lease_until_ms INTEGER NOT NULL CHECK (typeof(lease_until_ms) = 'integer' AND lease_until_ms >= 0),
-  step INTEGER NOT NULL CHECK (typeof(step) = 'integer' AND step >= -1),
+  step INTEGER NOT NULL CHECK (typeof(step) = 'integer'),
   state TEXT NOT NULL CHECK (state IN ('live', 'tombstone', 'frozen')),
   clean INTEGER NOT NULL CHECK (clean IN (0, 1)),
   tainted INTEGER NOT NULL CHECK (tainted IN (0, 1)),

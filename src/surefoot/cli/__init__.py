@@ -1,0 +1,5 @@
+"""The command line."""
+
+from surefoot.cli.app import app
+
+__all__ = ["app"]

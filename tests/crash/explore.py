@@ -1,0 +1,323 @@
+"""One crash after the other, in one process: run, fail at a boundary, go on, judge.
+
+`explore` is a plain function of plain data, so that several processes can share the work.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from tests.crash.stores import Place
+from tests.crash.workloads import DONE, WORKLOADS, Pay, Workload, invoke, next_input
+
+from surefoot import SurefootSaver
+from surefoot.errors import EffectInDoubt, SurefootError
+from surefoot.rules.intents import unpack_intents
+from surefoot.testing.faults import Died, Fault, Plan, bury, with_faults
+
+__all__ = ["Case", "Report", "explore", "trace_of"]
+
+_RUNS_MAX = 6
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload on a backend, in one durability mode and one colour."""
+
+    workload: str
+    place: Place
+    durability: str
+    is_async: bool
+
+    def __str__(self) -> str:
+        colour = "ainvoke" if self.is_async else "invoke"
+        return f"{self.workload} {self.place.backend} {self.durability} {colour}"
+
+    @property
+    def spec(self) -> Workload:
+        return next(w for w in WORKLOADS if w.name == self.workload)
+
+
+@dataclass
+class Report:
+    """What came of one exploration; no problems means that everything held.
+
+    Attributes:
+        hit: Boundaries at which a fault happened.
+        ended: How each run ended: ``done`` or the name of an error.
+        problems: What did not hold.
+        trace: Boundaries of the first process.
+    """
+
+    hit: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)
+
+    @property
+    def in_doubt(self) -> bool:
+        return self.ended[-1] == "EffectInDoubt"
+
+
+class World:
+    """The receiver of all effects; it outlives every process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.landed: list[tuple[str, str, str]] = []
+        self._answers: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def charge(self, mode: str, invoice: str, key: str) -> dict[str, Any]:
+        """Lands a charge, or replays it where the mode deduplicates."""
+        with self._lock:
+            if mode == "idempotent" and (mode, key) in self._answers:
+                return self._answers[mode, key]
+            self.landed.append((mode, invoice, key))
+            return self._answers.setdefault((mode, key), {"invoice": invoice, "amount": 700})
+
+    def find(self, key: str) -> list[dict[str, Any]]:
+        """What landed in the mode that can be asked."""
+        with self._lock:
+            return [
+                {"invoice": invoice, "amount": 700}
+                for mode, invoice, held in self.landed
+                if mode == "lookup" and held == key
+            ]
+
+    def counts(self) -> Counter[str]:
+        """How often each invoice was paid."""
+        with self._lock:
+            return Counter(invoice for _, invoice, _ in self.landed)
+
+
+class Door:
+    """The world as one process reaches it: with boundaries, and not after its death."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self._world, self._plan = world, plan
+
+    def charge(self, mode: str, invoice: str, key: str) -> dict[str, Any]:
+        return self._plan.around("effect.charge", lambda: self._world.charge(mode, invoice, key))
+
+    def find(self, key: str) -> list[dict[str, Any]]:
+        return self._plan.around("effect.find", lambda: self._world.find(key))
+
+
+class Alarms(logging.Handler):
+    """Alarms that only reach the log: an honest crash must cause none."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if any(code in text for code in ("[ROLLBACK]", "[TAMPER]", "[MARK_CORRUPT]", "[FENCED]")):
+            self.heard.append(text)
+
+
+@cache
+def console(place: Place) -> SurefootSaver:
+    """A saver that only looks."""
+    return place.open()
+
+
+class Process:
+    """A simulated process: a saver of its own, the graph on it, and the plan of its faults."""
+
+    def __init__(
+        self, case: Case, world: World, thread: str, faults: Mapping[str, Fault] | None = None
+    ) -> None:
+        self.case, self.thread = case, thread
+        self.plan = Plan(dict(faults or {}))
+        self.saver = with_faults(case.place.open(), self.plan)
+        pay = Pay(Door(world, self.plan), thread, is_async=case.is_async)
+        self.graph = case.spec.build(pay).compile(checkpointer=self.saver)
+        self.config = {"configurable": {"thread_id": thread}}
+        looking = case.spec.build(pay).compile(checkpointer=console(case.place))
+        self.look = lambda: looking.get_state(self.config)
+
+    def run(self) -> BaseException | None:
+        """Runs until nothing is left to do, or until the first error."""
+        for _ in range(_RUNS_MAX):
+            given = next_input(self.look())
+            if given is DONE:
+                return None
+            self.plan.note("invoke")
+            try:
+                invoke(
+                    self.graph,
+                    given,
+                    self.config,
+                    durability=self.case.durability,
+                    is_async=self.case.is_async,
+                )
+            except (Died, Exception) as error:
+                self.plan.note("raised")
+                return error
+            self.plan.note("returned")
+            if self.plan.dead:
+                return None
+        return RuntimeError(f"not done after {_RUNS_MAX} runs")
+
+    def close(self) -> None:
+        """Closes in order, or buries the dead."""
+        if not self.plan.dead:
+            try:
+                self.saver.close()
+            except Died:
+                pass
+        if self.plan.dead:
+            bury(self.saver, self.plan)
+
+
+def _ended(error: BaseException | None) -> str:
+    return "done" if error is None else type(error).__name__
+
+
+def trace_of(case: Case) -> list[str]:
+    """Boundaries of an uninterrupted run."""
+    report = explore(case, {})
+    if report.problems:
+        raise AssertionError(f"{case}: {report.problems}")
+    return [name for name in report.trace if "#" in name]
+
+
+def explore(
+    case: Case, first: Mapping[str, Fault], second: Mapping[str, Fault] | None = None
+) -> Report:
+    """Runs a case with faults, goes on until it is done, and judges.
+
+    Args:
+        case: What is run.
+        first: Faults of the first process.
+        second: Faults of the second process, when the first one has died.
+    """
+    report = Report()
+    alarms = Alarms()
+    logging.getLogger("surefoot").addHandler(alarms)
+    logging.getLogger("surefoot").propagate = False
+    try:
+        _explore(case, dict(first), dict(second or {}), report)
+    finally:
+        logging.getLogger("surefoot").removeHandler(alarms)
+        report.problems += [f"alarm in the log: {text}" for text in alarms.heard]
+    return report
+
+
+def _explore(
+    case: Case, first: dict[str, Fault], second: dict[str, Fault], report: Report
+) -> None:
+    world, thread = World(), f"{case.workload}-{uuid.uuid4().hex}"
+    plans: list[Plan] = []
+    error: BaseException | None = None
+    for faults in (first, second, {}):
+        process = Process(case, world, thread, faults)
+        plans.append(process.plan)
+        for _ in range(_RUNS_MAX):
+            error = process.run()
+            report.ended.append(_ended(error))
+            _judge_error(error, process.plan, report)
+            if error is None or process.plan.dead or isinstance(error, EffectInDoubt):
+                break
+            process.plan.mend()
+        process.close()
+        if not process.plan.dead and not isinstance(error, Died):
+            break
+    report.trace = plans[0].trace
+    report.hit = [name for plan in plans for name in plan.hit]
+    meant = [*first, *(second if len(plans) > 1 else {})]
+    if report.hit != meant:
+        report.problems.append(f"meant {meant}, hit {report.hit}")
+    if plans[0].dead and error is None and len(plans) == 1:
+        report.problems.append("died, and nobody went on")
+    _judge_world(case, world, thread, report, error)
+    _judge_no_effect_after_failure(case, plans[0], report)
+
+
+def _judge_error(error: BaseException | None, plan: Plan, report: Report) -> None:
+    if error is None or isinstance(error, Died):
+        return
+    if not isinstance(error, SurefootError):
+        report.problems.append(f"no error of ours: {error!r}")
+        return
+    if plan.dead:
+        return  # whoever waited in the dead process was woken by its latch
+    if not plan.hit and not isinstance(error, EffectInDoubt):
+        report.problems.append(f"an error without a fault: {error!r}")
+    if error.code in ("ROLLBACK", "TAMPER", "MARK_CORRUPT", "FENCED", "BUSY", "BARRIER_TIMEOUT"):
+        report.problems.append(f"not the error of this fault: {error!r}")
+
+
+def _judge_no_effect_after_failure(case: Case, plan: Plan, report: Report) -> None:
+    """After a save that failed, no effect starts in that run (rule E10)."""
+    if not case.spec.sequential or not plan.hit or plan.dead:
+        return
+    at = plan.trace.index(plan.hit[0])
+    rest = plan.trace[at + 1 :]
+    end = next((n for n, name in enumerate(rest) if name in ("raised", "returned")), len(rest))
+    if end < len(rest) and rest[end] == "raised":
+        started = [name for name in rest[:end] if name.startswith("effect.charge.before")]
+        if started:
+            report.problems.append(f"effects after a failed save: {started}")
+
+
+def _judge_world(
+    case: Case, world: World, thread: str, report: Report, error: BaseException | None
+) -> None:
+    counts = world.counts()
+    for (kind, what), times in case.spec.charges.items():
+        landed = counts.pop(f"{thread}/{what}", 0)
+        exact = error is None
+        if landed > times or (exact and landed != times):
+            report.problems.append(f"class {kind}, {what}: {landed} charges instead of {times}")
+    if counts:
+        report.problems.append(f"charges that nobody wanted: {dict(counts)}")
+    if isinstance(error, EffectInDoubt):
+        mark = console(case.place).core.ports.marks.read("default", thread)
+        slots = {} if mark is None else unpack_intents(mark.intents)
+        if bytes.fromhex(error.fields["slot"]) not in slots:
+            report.problems.append("in doubt, but its intent was never published")
+        if error.fields["effect"] != "pay_n":
+            report.problems.append(f"in doubt: {error!r}")
+        return
+    if error is not None:
+        report.problems.append(f"never done: {error!r}")
+        return
+    state = _final(case, thread)
+    wanted = _expected(case) if report.hit else state
+    if state != wanted:
+        report.problems.append(f"final state {state} instead of {wanted}")
+
+
+def _final(case: Case, thread: str) -> str:
+    """Values and steps of the history, without the thread's name."""
+    graph = case.spec.build(_nobody(case)).compile(checkpointer=console(case.place))
+    config = {"configurable": {"thread_id": thread}}
+    history = list(graph.get_state_history(config))
+    steps = [(s.metadata or {}).get("step") for s in history]
+    return json.dumps([history[0].values, steps], sort_keys=True).replace(thread, "THREAD")
+
+
+def _nobody(case: Case) -> Pay:
+    return Pay(World(), "nobody", is_async=case.is_async)
+
+
+@cache
+def _expected(case: Case) -> str:
+    """Final state of a run without a crash."""
+    world, thread = World(), f"{case.workload}-{uuid.uuid4().hex}"
+    process = Process(case, world, thread)
+    error = process.run()
+    process.close()
+    if error is not None:
+        raise error
+    return _final(case, thread)

@@ -1,0 +1,61 @@
+"""Where crash tests keep their threads: one pair of stores per backend and process."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.postgres import fresh_database
+
+from surefoot import Keyring, Limits, ResumePolicy, SurefootSaver
+
+__all__ = ["BACKENDS", "Place", "place"]
+
+BACKENDS = ("sqlite", "postgres")
+_NEVER_MS = 10**9
+
+
+@dataclass(frozen=True)
+class Place:
+    """A pair of stores that are set up, and how to open a saver on them.
+
+    Attributes:
+        backend: ``sqlite`` or ``postgres``.
+        url: Of the content store.
+        highwater: Of the high-water store, in another file or database.
+        key_file: Keys.
+    """
+
+    backend: str
+    url: str
+    highwater: str
+    key_file: str
+
+    def open(self, **settings: Any) -> SurefootSaver:
+        """A saver as another process would open it; nothing happens by the clock."""
+        limits = Limits(flush_after_ms=_NEVER_MS)
+        policy = ResumePolicy(
+            lease_ttl_ms=3_600_000, settling_ms=0, handover_grace_ms=0, barrier_timeout_ms=20_000
+        )
+        given: dict[str, Any] = {"limits": limits, "policy": policy, **settings}
+        return SurefootSaver(
+            self.url, highwater=self.highwater, keys=Keyring.from_file(self.key_file), **given
+        )
+
+
+@cache
+def place(backend: str) -> Place:
+    """The stores of this process; each test takes threads of its own in them."""
+    folder = Path(tempfile.mkdtemp(prefix="surefoot-crash-"))
+    key_file = folder / "keys.json"
+    Keyring.generate().to_file(key_file)
+    if backend == "sqlite":
+        made = Place(backend, f"sqlite:///{folder}/a.db", f"sqlite:///{folder}/b.db", str(key_file))
+    else:
+        made = Place(backend, fresh_database(), fresh_database(), str(key_file))
+    with made.open() as saver:
+        saver.setup()
+    return made
