@@ -135,12 +135,15 @@ class Core:
             self.ports.store.check_durability()
             self.ports.marks.check_durability()
             self._durable = True
+            if self.degraded():
+                log.warning(
+                    "degraded: the high-water store is on the same server as the database; "
+                    "whoever can put back one can put back both"
+                )
 
     def degraded(self) -> bool:
         """True when both stores are on the same server or in the same file (step P0)."""
-        store = self.ports.store
-        identity = getattr(store, "server_identity", None)
-        return identity is not None and identity() == self.ports.marks.server_identity()
+        return self.ports.store.server_identity() == self.ports.marks.server_identity()
 
     def _alive(self) -> None:
         if self._closed:
@@ -192,8 +195,8 @@ class Core:
             if live is not None and live.control is run.control and not live.ended:
                 live.check()
                 return live, None, False
-            over = self._supersede(thread)
-            session, chain = acquire(self.ports, thread, run.control, over_epoch=over)
+            self._supersede(thread)
+            session, chain = acquire(self.ports, thread, run.control)
             session.durability = run.durability
             session.loop = run.loop
             if run.writer is not None:
@@ -233,16 +236,11 @@ class Core:
             self._supersede(thread)
             return work()
 
-    def _supersede(self, thread: str) -> int | None:
-        """Ends a session whose run is over; refuses at once when its run is alive.
-
-        Returns:
-            The epoch of a session whose lease could not be given back, so that the next
-            acquisition may take over from it.
-        """
+    def _supersede(self, thread: str) -> None:
+        """Ends a session whose run is over; refuses at once when its run is alive."""
         live = self.sessions.get(thread)
         if live is None:
-            return None
+            return
         if not live.is_over():
             gc.collect()  # a run that ended in an error lives on in its traceback's cycle
         if not live.is_over():
@@ -252,7 +250,6 @@ class Core:
                 left_ms=max(live.lease_until_ms - self.ports.host.monotonic_ms(), 0),
             )
         self._end(live)
-        return live.epoch
 
     def _end(self, session: Session) -> None:
         try:
@@ -262,6 +259,7 @@ class Core:
         except SurefootError as error:
             log.warning("thread %r was not given back: %s", session.identity.thread, error)
             session.ended = True
+        self.ports.host.retire(session.owner)
         self.sessions.drop(session)
 
     def _one_at_a_time(self, thread: str) -> threading.Lock:

@@ -47,6 +47,11 @@ def _start_of(pid: int) -> int | None:
         return 0
 
 
+#: Tokens of the acquisitions of this process that are not over. Shared by all savers of the
+#: process, because they share its pid.
+_live_tokens: set[str] = set()
+
+
 class LocalHost:
     """Facts about this process, and proofs about others on the same host."""
 
@@ -62,6 +67,8 @@ class LocalHost:
     def describe(self) -> str:
         """Text that goes into the high-water store as the owner of an acquisition."""
         facts = self.facts()
+        token = secrets.token_hex(_TOKEN_BYTES)
+        _live_tokens.add(token)
         return json.dumps(
             {
                 "host": socket.gethostname(),
@@ -69,10 +76,17 @@ class LocalHost:
                 "ns": facts.pid_namespace,
                 "pid": facts.pid,
                 "start": facts.start,
-                "token": secrets.token_hex(_TOKEN_BYTES),
+                "token": token,
             },
             separators=(",", ":"),
         )
+
+    def retire(self, owner: str) -> None:
+        """Says that an acquisition of this process is over, whatever the store knows of it."""
+        try:
+            _live_tokens.discard(str(json.loads(owner)["token"]))
+        except (ValueError, KeyError, TypeError):
+            return  # not described by this class, so it was never live here
 
     def holder(self, owner: str) -> HolderFacts:
         """What this host can say about the holder that described itself as ``owner``."""
@@ -84,6 +98,12 @@ class LocalHost:
             )
         except (ValueError, KeyError, TypeError):
             return HolderFacts(None, here, 0)
+        if (holder.boot_id, holder.pid_namespace, holder.pid) == (
+            here.boot_id,
+            here.pid_namespace,
+            here.pid,
+        ) and raw.get("token") not in _live_tokens:
+            return HolderFacts(holder, here, None)  # this process, but that acquisition is over
         same = (holder.boot_id, holder.pid_namespace) == (here.boot_id, here.pid_namespace)
         return HolderFacts(holder, here, _start_of(holder.pid) if same else 0)
 

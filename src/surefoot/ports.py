@@ -164,6 +164,9 @@ class ContentStore(Protocol):
 
     shown: str
 
+    def server_identity(self) -> str:
+        """Text that is equal for two addresses of the same server or file."""
+
     def setup(self, *, verify_only: bool = False) -> None:
         """Creates or migrates the tables, or only checks that they are as they should be."""
 
@@ -403,6 +406,9 @@ class Host(Protocol):
 
     def describe(self) -> str:
         """Text that goes into the mark as the owner of an acquisition; fresh each time."""
+
+    def retire(self, owner: str) -> None:
+        """Says that an acquisition of this process is over, whatever the store knows of it."""
 
     def holder(self, owner: str) -> HolderFacts:
         """What this host can say about another owner."""

@@ -147,7 +147,10 @@ class Session:
         #: Seq of the root checkpoint this run started from: a namespace with a task id of this
         #: run cannot have a checkpoint below it.
         self.root_floor = 0
-        self.refs: dict[str, dict[str, tuple[Any, Typed]]] = {}
+        self.last_root_seq = 0
+        #: How the channels of one checkpoint of each namespace are stored: its id, and for each
+        #: channel the version and the value.
+        self.refs: dict[str, tuple[str, dict[str, tuple[Any, Typed]]]] = {}
         self.lists: dict[tuple[str, str], ListState] = {}
         self.log_tips: dict[int, int] = {}
         self.stored_digests: OrderedDict[bytes, None] = OrderedDict()
@@ -253,10 +256,21 @@ class Session:
         for wake in waiters:
             wake()
 
-    def on_change(self, wake: Callable[[], None]) -> None:
-        """Calls ``wake`` once at the next publish or latch."""
+    def on_change(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Calls ``wake`` once at the next publish or latch; it must not raise.
+
+        Returns:
+            Takes it back.
+        """
         with self._published:
             self._waiters.append(wake)
+
+        def forget() -> None:
+            with self._published:
+                if wake in self._waiters:
+                    self._waiters.remove(wake)
+
+        return forget
 
     def wait_change(self, seconds: float, until: Callable[[], bool]) -> bool:
         """Blocks until a condition holds; it is looked at after each publish or latch."""
@@ -270,6 +284,29 @@ class Session:
         if self.stopped or self.yielded:
             return True
         return self.writer is not None and self.writer() is None
+
+    def forget_below(self, seq: int) -> None:
+        """Drops what is known about checkpoints below a seq, so that long runs stay small.
+
+        Namespaces without a task id live on between steps; of them the latest is kept.
+        """
+        gone = [
+            place
+            for place, known in self.known.items()
+            if known.seq < seq and (":" in place[0] or self.latest.get(place[0]) != place[1])
+        ]
+        for place in gone:
+            known = self.known.pop(place)
+            self.bodies.pop(place, None)
+            head = (place[0], known.branch)
+            if self.branch_heads.get(head) == place[1]:
+                del self.branch_heads[head]
+            if self.latest.get(place[0]) == place[1]:
+                del self.latest[place[0]]
+                self.refs.pop(place[0], None)
+                self.loaded.discard(place[0])
+                for key in [k for k in self.lists if k[0] == place[0]]:
+                    del self.lists[key]
 
     def note_stored(self, digest: bytes, bound: int) -> None:
         """Remembers that a value row is stored, within a bound."""

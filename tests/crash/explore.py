@@ -168,13 +168,15 @@ class Process:
                 return None
         return RuntimeError(f"not done after {_RUNS_MAX} runs")
 
-    def close(self) -> None:
+    def close(self, report: Report) -> None:
         """Closes in order, or buries the dead."""
         if not self.plan.dead:
             try:
                 self.saver.close()
             except Died:
                 pass
+            except Exception as error:
+                report.problems.append(f"close() raised {error!r}")
         if self.plan.dead:
             bury(self.saver, self.plan)
 
@@ -205,6 +207,8 @@ def explore(
     alarms = Alarms()
     logging.getLogger("surefoot").addHandler(alarms)
     logging.getLogger("surefoot").propagate = False
+    logging.getLogger("concurrent.futures").disabled = True  # threads of the dead end noisily
+    logging.getLogger("asyncio").disabled = True
     try:
         _explore(case, dict(first), dict(second or {}), report)
     finally:
@@ -229,7 +233,7 @@ def _explore(
             if error is None or process.plan.dead or isinstance(error, EffectInDoubt):
                 break
             process.plan.mend()
-        process.close()
+        process.close(report)
         if not process.plan.dead and not isinstance(error, Died):
             break
     report.trace = plans[0].trace
@@ -317,7 +321,7 @@ def _expected(case: Case) -> str:
     world, thread = World(), f"{case.workload}-{uuid.uuid4().hex}"
     process = Process(case, world, thread)
     error = process.run()
-    process.close()
+    process.close(Report())
     if error is not None:
         raise error
     return _final(case, thread)

@@ -290,7 +290,7 @@ def next_input(snapshot: Any) -> Any:
     """What an application gives a graph next, judging by its state alone."""
     if snapshot.config["configurable"].get("checkpoint_id") is None:
         return {"paid": [], "notes": ["begun"]}
-    if not snapshot.next:
+    if not snapshot.tasks:  # `next` leaves out tasks whose writes wait to be applied
         return DONE
     return Command(resume="yes") if snapshot.interrupts else None
 

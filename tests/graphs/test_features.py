@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, RemoveMessage
 from langgraph.cache.memory import InMemoryCache
+from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError
 from langgraph.func import entrypoint, task
@@ -37,6 +38,7 @@ def scenario(play: Scenario) -> Scenario:
 
 class Log(TypedDict, total=False):
     x: Annotated[list[Any], operator.add]
+    k: Annotated[list[Any], operator.add]
     n: int
 
 
@@ -336,10 +338,12 @@ def same_subgraph_in_parallel(player: Player) -> None:
 
 @scenario
 def subgraphs_reached_by_send(player: Player) -> None:
-    inner = graph(None, "START i, i j", i=lambda s: {"x": [s["n"]]}, j=asks("ok?", tag="j"))
+    inner = graph(None, "START i, i j", i=lambda s: {"x": s["k"]}, j=asks("ok?", tag="j"))
     builder = StateGraph(Log)
     builder.add_node("sub", inner)
-    builder.add_conditional_edges(START, lambda s: [Send("sub", {"n": n, "x": []}) for n in (1, 2, 3)])
+    builder.add_conditional_edges(
+        START, lambda s: [Send("sub", {"k": [n], "x": []}) for n in (1, 2, 3)]
+    )
     g = builder.compile(checkpointer=player.saver)
     player.invoke(g, {"x": []})
     snapshot = player.state(g, subgraphs=True)
@@ -940,17 +944,14 @@ def streams_with_interrupts(player: Player) -> None:
 # --- DeltaChannel -----------------------------------------------------------------------------------
 
 
+def _apply(value: list[Any], writes: Any) -> list[Any]:
+    return [*value, *(item for write in writes for item in write)]
+
+
 def _delta_graph(player: Player, frequency: int, **nodes: Any) -> Any:
-    from langgraph.channels import DeltaChannel
-
-    def apply(value: list[Any], writes: Any) -> list[Any]:
-        return [*value, *(item for write in writes for item in write)]
-
-    class Delta(TypedDict, total=False):
-        x: Annotated[list[Any], DeltaChannel(apply, list, snapshot_frequency=frequency)]
-        n: int
-
-    return graph(player, "START a, a b, b c", _schema=Delta, **nodes)
+    channel = DeltaChannel(_apply, list, snapshot_frequency=frequency)
+    schema = TypedDict("Delta", {"x": Annotated[list, channel]})  # type: ignore[misc, valid-type]
+    return graph(player, "START a, a b, b c", _schema=schema, **nodes)
 
 
 def _delta(player: Player, frequency: int) -> None:

@@ -216,7 +216,7 @@ def empty_pair() -> tuple[str, str]:
 
 
 class Half:
-    """One half of a saver's methods, sync or async, called in the same way: ``await half.put(…)``."""
+    """One half of a saver's methods, sync or async, called alike: ``await half.put(…)``."""
 
     def __init__(self, saver: SurefootSaver, *, is_async: bool) -> None:
         self.saver = saver

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import gc
+import logging
 import operator
 import random
+import signal
 import socket
 import sys
 import threading
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import AnyMessage, HumanMessage, RemoveMessage
+from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph, add_messages
 from pydantic import SecretStr
 from tests.saver.conftest import Backend, Half, at, checkpoint, metadata, put, put_chain
 
-from surefoot import Limits, SurefootSaver
-from surefoot.errors import (
-    Misuse,
-    NotLoadable,
-    NotStorable,
-)
-from surefoot.ports import Append, ContentStore
+from surefoot import Limits, ResumePolicy, SurefootSaver
+from surefoot.errors import Busy, Closed, Misuse, NotLoadable, NotStorable, Refused
+from surefoot.langgraph.serde import StrictSerializer
+from surefoot.ports import Append, ContentStore, Mark
 
-# --- list -----------------------------------------------------------------------------------------
+# --- list -------------------------------------------------------------------------------------
 
 
 @pytest.mark.optimized
@@ -216,7 +218,7 @@ async def test_long_history_comes_in_pages_and_whole(half: Half) -> None:
     assert found.checkpoint["channel_values"] == {"n": 0}
 
 
-# --- put and get_tuple ------------------------------------------------------------------------------
+# --- put and get_tuple ------------------------------------------------------------------------
 
 
 async def test_what_put_returns_is_where_the_checkpoint_is(half: Half) -> None:
@@ -391,7 +393,7 @@ async def test_case_30_the_last_committed_checkpoint_is_the_latest(
     assert counter_graph(backend.open_saver()).get_state(at("t")).values == {"n": 103}
 
 
-# --- pending writes ---------------------------------------------------------------------------------
+# --- pending writes ---------------------------------------------------------------------------
 
 
 async def test_case_27_writes_before_their_checkpoint(backend: Backend, half: Half) -> None:
@@ -558,7 +560,7 @@ def test_case_29_sixteen_tasks_a_hundred_runs(backend: Backend, saver: SurefootS
     assert counts["surefoot_frame"] <= 100 * (len(expected) + 1)
 
 
-# --- values -------------------------------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------
 
 
 class Spy:
@@ -797,7 +799,7 @@ async def test_case_34_a_class_is_renamed_between_put_and_get(
     assert (await half.get_tuple(at("t"))).pending_writes == [("task", "order", order)]
 
 
-# --- lists --------------------------------------------------------------------------------------------
+# --- lists ------------------------------------------------------------------------------------
 
 
 def edits(rng: random.Random, items: list[Any]) -> list[Any]:
@@ -853,16 +855,6 @@ def test_edited_lists_come_back_at_every_step(
             assert (config and config["configurable"]["checkpoint_id"]) == parent
 
 
-def append_one_by_one(saver: SurefootSaver, thread: str, count: int) -> list[HumanMessage]:
-    run = Run(saver, thread)
-    messages: list[HumanMessage] = []
-    for n in range(count):
-        messages.append(HumanMessage(f"message {n} {'word ' * 20}", id=f"{thread}-{n}"))
-        run.put(f"c{n:05}", messages=list(messages), static="s" * 20_000)
-    run.end()
-    return messages
-
-
 @pytest.mark.parametrize("name", ["append", "append and edit the last"])
 def test_case_35_bytes_are_linear_in_messages(
     backend: Backend, saver: SurefootSaver, name: str
@@ -879,7 +871,7 @@ def test_case_35_bytes_are_linear_in_messages(
         if n + 1 in (80, 160, 240):
             sizes.append(backend.stored_bytes())
     run.end()
-    first, second, third = (b - a for a, b in zip(sizes, sizes[1:], strict=False))
+    first, second, third = (b - a for a, b in pairwise(sizes))
     assert second < 1.25 * first
     assert third < 1.25 * second
     found = backend.open_saver().get_tuple(at("t"))
@@ -941,7 +933,792 @@ def test_a_chat_that_removes_messages(backend: Backend, saver: SurefootSaver) ->
     assert all(s in histories[0] for s in seen)
 
 
-# --- helpers ------------------------------------------------------------------------------------------
+# --- whole graphs -----------------------------------------------------------------------------
+
+
+def extend(state: list[str], writes: Sequence[list[str]]) -> list[str]:
+    return [*state, *(item for write in writes for item in write)]
+
+
+def two_kinds_graph(checkpointer: Any) -> Any:
+    """A channel of each kind: last value, reducer, and rebuilt from writes."""
+
+    class State(TypedDict):
+        n: int
+        added: Annotated[list[str], operator.add]
+        delta: Annotated[list[str], DeltaChannel(extend, snapshot_frequency=4)]
+
+    def one(state: State) -> dict[str, Any]:
+        return {"n": state["n"] + 1, "delta": [f"one {state['n']}"]}
+
+    def two(state: State) -> dict[str, Any]:
+        return {"added": [f"two {state['n']} {len(state['delta'])}"], "delta": ["two"]}
+
+    builder = StateGraph(State)
+    builder.add_node("one", one)
+    builder.add_node("two", two)
+    builder.add_edge(START, "one")
+    builder.add_edge("one", "two")
+    return builder.compile(checkpointer=checkpointer)
+
+
+def history_of(graph: Any, thread: str = "t") -> list[tuple[Any, ...]]:
+    return [
+        (s.metadata["step"], s.metadata["source"], s.values, s.next)
+        for s in graph.get_state_history(at(thread))
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_operations_give_what_the_memory_saver_gives(
+    backend: Backend, saver: SurefootSaver, seed: int
+) -> None:
+    rng = random.Random(seed)
+    savers = [saver, backend.open_saver()]
+    ours, stock = [two_kinds_graph(s) for s in savers], two_kinds_graph(InMemorySaver())
+
+    def everywhere(act: Callable[[Any], Any]) -> None:
+        act(rng.choice(ours))
+        act(stock)
+
+    def past(graph: Any, place: float) -> Any:
+        states = [s for s in graph.get_state_history(at("t")) if s.values]
+        return states[int(place * len(states))].config
+
+    everywhere(lambda g: g.invoke({"n": 0, "added": ["start"], "delta": ["start"]}, at("t")))
+    for number in range(9):
+        place, text = rng.random(), f"op {number}"
+        act = rng.choice(
+            [
+                lambda g, text=text: g.invoke({"added": [text], "delta": [text] * 9}, at("t")),
+                lambda g, text=text: g.invoke({"delta": [text]}, at("t")),
+                lambda g, text=text: g.update_state(at("t"), {"added": [text]}, as_node="one"),
+                lambda g, text=text: g.update_state(at("t"), {"delta": [text]}, as_node="two"),
+                lambda g, place=place: g.invoke(None, past(g, place)),
+                lambda g, place=place: g.update_state(past(g, place), {"n": 50}, as_node="one"),
+                lambda g: g.invoke(None, at("t")),
+            ]
+        )
+        everywhere(act)
+        assert ours[0].get_state(at("t")).values == stock.get_state(at("t")).values, number
+        assert history_of(ours[1]) == history_of(stock), number
+
+
+# --- delete -----------------------------------------------------------------------------------
+
+
+def mark_of(saver: SurefootSaver, thread: str) -> Mark:
+    mark = saver.core.ports.marks.read(saver.core.ports.tenant, thread)
+    assert mark is not None
+    return mark
+
+
+@pytest.mark.optimized
+async def test_delete_leaves_a_tombstone_and_a_new_life_begins(
+    backend: Backend, each_half: Half
+) -> None:
+    await put_chain(each_half, "t", "c1", "c2")
+    await put(each_half, at("t", "c2"), "c3", messages=[*range(20)], big="x" * 100_000)
+    await put_chain(each_half, "other", "c1")
+    before = mark_of(each_half.saver, "t")
+    await each_half.delete_thread("t")
+    tombstone = mark_of(each_half.saver, "t")
+    assert (tombstone.state, tombstone.incarnation) == ("tombstone", 1)
+    assert tombstone.seq > before.seq
+    assert tombstone.epoch > before.epoch
+    assert backend.counts() == {
+        "surefoot_thread": 1,
+        "surefoot_frame": 1,
+        "surefoot_value": 0,
+        "surefoot_chunk": 0,
+        "surefoot_run": 0,
+    }
+    assert await each_half.get_tuple(at("t")) is None
+    assert await each_half.list(at("t")) == []
+    assert await each_half.ids(None) == ["c1"]
+    await each_half.delete_thread("t")  # again: nothing to do
+    await each_half.delete_thread("never seen")
+    assert mark_of(each_half.saver, "t") == dataclasses.replace(
+        tombstone, lease_left_ms=mark_of(each_half.saver, "t").lease_left_ms
+    )
+
+    await put_chain(each_half, "t", "d1")
+    reborn = mark_of(each_half.saver, "t")
+    assert (reborn.state, reborn.incarnation) == ("live", 2)
+    assert reborn.epoch > tombstone.epoch
+    other = each_half.on(backend.open_saver())
+    assert await other.ids(at("t")) == ["d1"]
+    assert (await other.get_tuple(at("t"))).parent_config is None
+
+
+def put_rows(backend: Backend, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    for row in rows:
+        marks = ", ".join("?" * len(row))
+        how = " OVERRIDING SYSTEM VALUE" if backend.name == "postgres" else ""
+        backend.execute(f"INSERT INTO {table}{how} VALUES ({marks})", *row)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("reborn", [False, True], ids=["deleted", "reborn"])
+@pytest.mark.parametrize("gone", [False, True], ids=["beside", "instead"])
+async def test_rows_of_an_earlier_life_are_never_served(
+    backend: Backend, half: Half, reborn: bool, gone: bool
+) -> None:
+    """Put back by SQL: beside the rows of the new life, or instead of them."""
+    await put_chain(half, "t", "c1")
+    await put(half, at("t", "c1"), "c2", secret="old life", items=["old life"] * 20)
+    tables = ("surefoot_thread", "surefoot_frame", "surefoot_value", "surefoot_chunk")
+    old = {table: backend.rows(table) for table in tables}
+    await half.delete_thread("t")
+    if reborn:
+        await put_chain(half, "t", "d1")
+        await put(half, at("t", "d1"), "d2", secret="new life")
+    new = backend.rows("surefoot_thread")
+    if gone:
+        for table in tables:
+            backend.execute(f"DELETE FROM {table}")
+    if gone or not reborn:
+        put_rows(backend, "surefoot_thread", old["surefoot_thread"])
+        key = old["surefoot_thread"][0][0]
+    else:
+        key = new[0][0]
+    for table in tables[1:]:
+        put_rows(backend, table, [(key, *row[1:]) for row in old[table]])
+
+    reader = half.on(backend.open_saver())
+    for read in (
+        lambda: reader.get_tuple(at("t")),
+        lambda: reader.get_tuple(at("t", "c2")),
+        lambda: reader.list(at("t")),
+        lambda: reader.list(None),
+    ):
+        try:
+            found = await read()
+        except Refused:
+            continue
+        assert "old life" not in repr(found)
+    graph = counter_graph(reader.saver)
+    try:
+        state = graph.invoke({"n": 0}, at("t"))
+    except Refused:
+        assert reborn
+    else:
+        assert state == {"n": 3}
+        assert "old life" not in repr(await reader.list(at("t")))
+
+
+# --- prune ------------------------------------------------------------------------------------
+
+
+def test_prune_keeps_the_latest_of_each_namespace(backend: Backend, saver: SurefootSaver) -> None:
+    half = Half(saver, is_async=False)
+
+    async def fill() -> None:
+        await put_chain(half, "t", "c1", "c2", "c3")
+        await put_chain(half, "t", "d1", "d2", namespace="n")
+        await put(half, at("t", "c3"), "c4", items=[*range(50)], big="x" * 50_000)
+        await half.put_writes(at("t", "c4"), [("a", 1)], "task")
+        await half.put_writes(at("t", "c2"), [("a", 2)], "task")
+        await put_chain(half, "other", "c1", "c2")
+
+    asyncio.run(fill())
+    before = {f.checkpoint["id"]: f for f in saver.list(at("t", namespace=None))}
+    saver.prune(["t", "unknown"])
+    reader = backend.open_saver()
+    for _ in range(2):
+        after = {f.checkpoint["id"]: f for f in reader.list(at("t", namespace=None))}
+        assert after == {k: before[k] for k in ("c4", "d2")}
+        assert reader.get_tuple(at("t", "c3")) is None
+        assert reader.get_tuple(at("t")) == before["c4"]
+        saver.prune(["t"], strategy="keep_latest")
+    assert [f.checkpoint["id"] for f in reader.list(at("other"))] == ["c2", "c1"]
+    with pytest.raises(Misuse, match="parent"):
+        asyncio.run(put(half, at("t", "c3"), "c5"))
+    asyncio.run(put(half, at("t", "c4"), "c5", items=[*range(60)]))
+    asyncio.run(half.put_writes(at("t", "c4"), [("late", 1)], "task2"))
+    found = [*reader.list(at("t"))]
+    assert [f.checkpoint["id"] for f in found] == ["c5", "c4"]
+    assert found[0].checkpoint["channel_values"]["items"] == [*range(60)]
+    assert found[1].checkpoint["channel_values"] == before["c4"].checkpoint["channel_values"]
+    assert found[1].pending_writes == [("task", "a", 1), ("task2", "late", 1)]
+    with pytest.raises(Misuse, match="strategy"):
+        saver.prune(["t"], strategy="keep_all")
+    with pytest.raises(Misuse, match="thread_ids"):
+        saver.prune("t")
+    saver.prune(["t", "other"], strategy="delete")
+    assert [*reader.list(None)] == []
+    assert mark_of(saver, "t").state == "tombstone"
+
+
+def test_prune_really_deletes(backend: Backend, saver: SurefootSaver) -> None:
+    run = Run(saver, "t")
+    for n in range(40):
+        run.put(f"c{n:02}", noise=random.Random(n).randbytes(4_000), items=[n] * 40)
+    run.end()
+    full = backend.stored_bytes()
+    saver.prune(["t"])
+    assert backend.stored_bytes() < full / 10
+    counts = backend.counts()
+    assert counts["surefoot_value"] == 1
+    assert counts["surefoot_frame"] <= 3
+    assert counts["surefoot_chunk"] <= 2
+
+
+def test_prune_keeps_early_writes(saver: SurefootSaver) -> None:
+    half = Half(saver, is_async=False)
+
+    async def fill() -> None:
+        await half.put_writes(at("t", "c2"), [("early", 1)], "task")
+        await put_chain(half, "t", "c1", "c2")
+        await half.put_writes(at("t", "c3"), [("earlier", 1)], "task")
+
+    asyncio.run(fill())
+    saver.prune(["t"])
+    found = saver.get_tuple(at("t"))
+    assert found is not None
+    assert found.pending_writes == [("task", "early", 1)]
+    asyncio.run(put(half, at("t", "c2"), "c3"))
+    found = saver.get_tuple(at("t"))
+    assert found is not None
+    # Writes without a checkpoint are not kept by any strategy; both answers are whole.
+    assert found.pending_writes in ([], [("task", "earlier", 1)])
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 4])
+def test_case_40_prune_with_a_delta_channel(
+    backend: Backend, saver: SurefootSaver, turns: int
+) -> None:
+    """Snapshots every four updates: pruned between, at, and after one."""
+    graph, stock = two_kinds_graph(saver), two_kinds_graph(InMemorySaver())
+    state: dict[str, Any] = {"n": 0, "added": ["x"], "delta": ["a", "b"]}
+    for turn in range(turns):
+        for g in (graph, stock):
+            g.invoke(state if turn == 0 else {"delta": [f"turn {turn}"]}, at("t"))
+    for round_ in range(3):
+        before = graph.get_state(at("t"))
+        assert before.values == stock.get_state(at("t")).values
+        assert before.values["delta"]
+        saver.prune(["t"])
+        after = two_kinds_graph(backend.open_saver()).get_state(at("t"))
+        assert after.values == before.values
+        assert after.config == before.config
+        for g in (graph, stock):
+            g.invoke({"delta": [f"after {round_}"]}, at("t"))
+    theirs = history_of(stock)
+    ours = history_of(graph)
+    latest = [h for h in ours if h[0] > before.metadata["step"]]
+    assert latest == theirs[: len(latest)]
+    assert len(latest) == 4
+
+
+def test_delete_for_runs(backend: Backend, saver: SurefootSaver) -> None:
+    graph, stock = two_kinds_graph(saver), two_kinds_graph(InMemorySaver())
+
+    def turn(number: int, thread: str = "t") -> None:
+        config = {**at(thread), "metadata": {"run_id": f"run{number}"}}
+        for g in (graph, stock):
+            g.invoke({"n": 0, "added": [f"{number}"], "delta": [f"{number}"]}, config)
+
+    for number in range(5):
+        turn(number)
+    turn(1, "u")
+    turn(7, "u")
+    before = graph.get_state(at("t"))
+    saver.delete_for_runs(["run1", "run2", "unknown"])
+    reader = two_kinds_graph(backend.open_saver())
+    assert reader.get_state(at("t")).values == before.values == stock.get_state(at("t")).values
+    assert reader.get_state(at("u")).values == stock.get_state(at("u")).values
+    turn(8)
+    assert reader.get_state(at("t")).values == stock.get_state(at("t")).values
+    kept = {f.metadata["run_id"] for f in backend.open_saver().list(at("t"))}
+    assert {"run0", "run3", "run4", "run8"} <= kept
+    for state in reader.get_state_history(at("t")):
+        if state.metadata["run_id"] in ("run3", "run4", "run8"):
+            same = [
+                s
+                for s in stock.get_state_history(at("t"))
+                if (s.metadata["step"]) == state.metadata["step"]
+            ]
+            assert state.values == same[0].values
+    with pytest.raises(Misuse, match="run_ids"):
+        saver.delete_for_runs("run1")
+
+
+def test_delete_for_runs_without_delta_channels_deletes_all_of_them(
+    backend: Backend, saver: SurefootSaver
+) -> None:
+    graph = counter_graph(saver)
+    for number in range(3):
+        graph.invoke({"n": number * 10}, {**at("t"), "metadata": {"run_id": f"run{number}"}})
+    saver.delete_for_runs(["run1"])
+    found = [*backend.open_saver().list(at("t"))]
+    assert {f.metadata["run_id"] for f in found} == {"run0", "run2"}
+    assert found[0].checkpoint["channel_values"]["n"] == 23
+    saver.delete_for_runs(["run2"])
+    latest = graph.get_state(at("t"))
+    assert latest.values == {"n": 3}
+    assert latest.metadata["run_id"] == "run0"
+    assert graph.invoke({}, at("t")) == {"n": 6}
+
+
+# --- copy -------------------------------------------------------------------------------------
+
+
+def test_copies_go_on_independently(backend: Backend, saver: SurefootSaver) -> None:
+    """The copy has list logs with the ids of the source; neither may meet the other's."""
+    graph, stock = two_kinds_graph(saver), two_kinds_graph(InMemorySaver())
+    chat = chat_graph(saver)
+    for n in range(12):
+        chat.invoke({"messages": [HumanMessage(f"q{n}", id=f"q{n}")]}, at("chat"))
+        for g in (graph, stock):
+            g.invoke({"n": 0, "added": ["x"] * 3, "delta": [f"{n}"]}, at("t"))
+    saver.copy_thread("chat", "chat2")
+    saver.copy_thread("t", "t2")
+    assert contents(chat.get_state(at("chat"))) == contents(chat.get_state(at("chat2")))
+    assert history_of(graph, "t2") == history_of(graph, "t") == history_of(stock)
+    other = chat_graph(backend.open_saver())
+    expected = {name: contents(chat.get_state(at(name))) for name in ("chat", "chat2")}
+    for n in range(3):
+        for name, app in (("chat", chat), ("chat2", other), ("chat2", chat), ("chat", other)):
+            text = f"{name} goes on {n}"
+            app.invoke({"messages": [HumanMessage(text)]}, at(name))
+            expected[name] += [text, f"answer {len(expected[name]) + 1}"]
+            assert contents(app.get_state(at(name))) == expected[name]
+    graph.invoke({"delta": ["only t2"]}, at("t2"))
+    assert graph.get_state(at("t")).values == stock.get_state(at("t")).values
+    assert "only t2" in graph.get_state(at("t2")).values["delta"]
+    saver.delete_thread("chat")
+    assert contents(other.get_state(at("chat2"))) == expected["chat2"]
+    with pytest.raises(Misuse, match="has checkpoints"):
+        saver.copy_thread("t", "t2")
+    with pytest.raises(Misuse, match="source"):
+        saver.copy_thread("t", "t")
+    saver.copy_thread("unknown", "t3")
+    assert saver.get_tuple(at("t3")) is None
+
+
+async def test_copy_of_a_forked_thread_with_all_kinds_of_records(
+    backend: Backend, half: Half
+) -> None:
+    await half.put_writes(at("t", "c2"), [("early", "e" * 3_000)], "task0")
+    first = await put(half, at("t"), "c1", items=[*range(20)])
+    await put(half, first, "c2", items=[*range(25)])
+    await put(half, first, "f2", items=[*range(20), "fork"])
+    await put(half, at("t", "f2"), "f3", items=[*range(20), "fork", "on"])
+    await put(half, at("t", "c2"), "c3", items=[*range(30)])
+    await put(half, at("t", "c1"), "c2", items=["put again", *range(25)])
+    await put_chain(half, "t", "d1", "d2", namespace="n")
+    await half.put_writes(at("t", "f3"), [("a", 1)], "task1")
+    await half.put_writes(at("t", "f3"), [("a", 2), ("b", 2)], "task1")
+    await half.put_writes(at("t", "f3"), [("__interrupt__", "i")], "task1", "path")
+
+    def plain(found: Any) -> list[Any]:
+        return [
+            (f.checkpoint, f.metadata, f.pending_writes, f.parent_config and
+             f.parent_config["configurable"]["checkpoint_id"])
+            for f in found
+        ]  # fmt: skip
+
+    source = plain(await half.list(at("t", namespace=None)))
+    await half.copy_thread("t", "copy")
+    other = half.on(backend.open_saver())
+    assert plain(await other.list(at("copy", namespace=None))) == source
+    for found in await other.list(at("copy", namespace=None)):
+        assert await other.get_tuple(found.config) == found
+        assert found.config["configurable"]["thread_id"] == "copy"
+    await half.copy_thread("copy", "copy of copy")
+    assert plain(await other.list(at("copy of copy", namespace=None))) == source
+    for name in ("t", "copy", "copy of copy"):
+        await put(half, at(name, "f3"), "f4", items=[*range(20), "fork", "on", name])
+        await put(other, at(name, "c3"), "c4", items=[*range(30), name])
+    for name in ("t", "copy", "copy of copy"):
+        values = {f.checkpoint["id"]: f.checkpoint["channel_values"]["items"]
+                  for f in await half.list(at(name))}  # fmt: skip
+        assert values["f4"] == [*range(20), "fork", "on", name]
+        assert values["c4"] == [*range(30), name]
+        assert values["c2"] == ["put again", *range(25)]
+
+
+async def test_copy_of_a_pruned_thread(backend: Backend, half: Half) -> None:
+    await put_chain(half, "t", "c1", "c2", "c3")
+    await half.put_writes(at("t", "c3"), [("a", 1)], "task")
+    await half.prune(["t"])
+    await half.copy_thread("t", "copy")
+    await half.delete_thread("t")
+    found = await half.on(backend.open_saver()).list(at("copy"))
+    assert [f.checkpoint["id"] for f in found] == ["c3"]
+    assert found[0].pending_writes == [("task", "a", 1)]
+    await put(half, at("copy", "c3"), "c4")
+    assert await half.ids(at("copy")) == ["c4", "c3"]
+
+
+# --- credentials ------------------------------------------------------------------------------
+
+TOKEN = "sk-zyx-9876543210-credential"
+
+
+class ListeningSerializer(StrictSerializer):
+    """Keeps what it wrote, before it is compressed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrote: list[bytes] = []
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        tag, raw = super().dumps_typed(obj)
+        self.wrote.append(raw)
+        return tag, raw
+
+
+@pytest.mark.optimized
+def test_case_51_credentials_never_reach_the_database(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    serde = ListeningSerializer()
+    saver = backend.open_saver(serde=serde)
+    graph = counter_graph(saver)
+    names = ["api_key", "x-api-key", "openaiApiKey", "Authorization", "session_token", "password"]
+    config = at("t")
+    config["configurable"] |= {name: f"{TOKEN}-{name}" for name in names}
+    config["configurable"] |= {"user_id": "kept-user", "tokens_used": 17, "author": "kept-author"}
+    config["metadata"] = {"Cookie": f"{TOKEN}-cookie", "ticket": "kept-ticket"}
+    with caplog.at_level(logging.WARNING, logger="surefoot"):
+        for _ in range(2):
+            graph.invoke({"n": 0}, config)
+    for name in [*names, "Cookie"]:
+        told = [r for r in caplog.records if f"{name!r}" in r.getMessage()]
+        assert len(told) == 1, name
+    assert TOKEN not in caplog.text
+    found = graph.get_state(at("t")).metadata
+    assert {k: found[k] for k in ("user_id", "tokens_used", "author", "ticket")} == {
+        "user_id": "kept-user",
+        "tokens_used": 17,
+        "author": "kept-author",
+        "ticket": "kept-ticket",
+    }
+    assert not {*names, "Cookie"} & found.keys()
+    saver.close()
+    assert TOKEN.encode() not in backend.dump()
+    assert serde.wrote
+    assert not [raw for raw in serde.wrote if TOKEN.encode() in raw]
+    assert any(b"kept-ticket" in raw for raw in serde.wrote), "the test listens at all"
+
+
+def test_case_51_the_list_of_names_is_configurable(backend: Backend) -> None:
+    saver = backend.open_saver(credential_names=["floor_plan"])
+    config = at("t")
+    config["configurable"] |= {"api_key": "wanted", "floorPlan": TOKEN}
+    counter_graph(saver).invoke({"n": 0}, config)
+    found = saver.get_tuple(at("t"))
+    assert found is not None
+    assert found.metadata["api_key"] == "wanted"  # type: ignore[typeddict-item]
+    assert "floorPlan" not in found.metadata
+
+
+def test_case_51_secret_types_are_refused(backend: Backend, saver: SurefootSaver) -> None:
+    class State(TypedDict):
+        login: Any
+
+    builder = StateGraph(State)
+    builder.add_node("node", lambda state: {"login": {"password": SecretStr(TOKEN)}})
+    builder.add_edge(START, "node")
+    graph = builder.compile(checkpointer=saver)
+    with pytest.raises(NotStorable) as caught:
+        graph.invoke({"login": None}, at("t"), durability="sync")
+    assert "password" in caught.value.path
+    assert TOKEN not in str(caught.value)
+    saver.close()
+    assert TOKEN.encode() not in backend.dump()
+
+
+# --- health, closing, loops -------------------------------------------------------------------
+
+
+def test_health(backend: Backend, saver: SurefootSaver) -> None:
+    report = saver.health()
+    assert report["ok"] is True
+    assert report["content_store"]["ok"] is report["highwater"]["ok"] is True
+    assert report["degraded"] is (backend.name == "postgres")  # one server for both in tests
+    assert (report["live_threads"], report["waiting_writes"]) == (0, 0)
+    run = Run(saver, "t")
+    run.put("c1", a=1)
+    assert saver.health()["live_threads"] == 1
+    run.end()
+    assert saver.health()["live_threads"] == 0
+
+
+def test_health_names_the_store_that_is_broken(backend: Backend, saver: SurefootSaver) -> None:
+    backend.execute("DROP TABLE surefoot_thread")
+    report = saver.health()
+    assert report["ok"] is False
+    assert report["content_store"]["ok"] is False
+    assert "NOT_SET_UP" in report["content_store"]["error"]
+    assert report["highwater"]["ok"] is True
+    assert report["degraded"] is None
+
+
+ENDPOINTS: dict[str, tuple[Any, ...]] = {
+    "get_tuple": (at("t"),),
+    "list": (at("t"),),
+    "put": (at("t"), checkpoint("c9"), metadata(), {}),
+    "put_writes": (at("t", "c1"), [("a", 1)], "task"),
+    "delete_thread": ("t",),
+    "delete_for_runs": (["run"],),
+    "copy_thread": ("t", "u"),
+    "prune": (["t"],),
+    "setup": (),
+}
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("name", ENDPOINTS)
+async def test_case_39_after_close_everything_says_so(
+    backend: Backend, each_half: Half, name: str
+) -> None:
+    await put_chain(each_half, "t", "c1")
+    await each_half.close()
+    await each_half.close()
+    with pytest.raises(Closed):
+        await getattr(each_half, name)(*ENDPOINTS[name])
+    assert each_half.saver.health()["ok"] is False
+
+
+def test_closing_during_a_run_gives_the_thread_back(backend: Backend, saver: SurefootSaver) -> None:
+    run = Run(saver, "t")
+    run.put("c1", a=1)
+    run.writes([("w", 1)], "task")
+    saver.close()
+    with pytest.raises(Closed):
+        run.put("c2", a=2)
+    other = never_waits(backend.open_saver())
+    following = Run(other, "t")
+    assert following.loaded is not None
+    assert following.loaded.pending_writes == [("task", "w", 1)]
+    following.end()
+
+
+async def test_case_39_sync_methods_inside_a_running_loop(
+    backend: Backend, saver: SurefootSaver
+) -> None:
+    half = Half(saver, is_async=False)
+    await put_chain(half, "t", "c1", "c2")
+    await half.put_writes(at("t", "c2"), [("a", 1)], "task")
+    assert (await half.get_tuple(at("t"))).pending_writes == [("task", "a", 1)]
+    assert await half.ids(at("t")) == ["c2", "c1"]
+    await half.copy_thread("t", "u")
+    await half.prune(["u"])
+    await half.delete_for_runs(["run"])
+    assert await half.ids(at("u")) == ["c2"]
+    await half.delete_thread("t")
+    assert counter_graph(saver).invoke({"n": 0}, at("g")) == {"n": 3}
+    assert saver.health()["ok"]
+    with backend.open_saver() as other:
+        other.setup()
+        assert other.get_tuple(at("g")) is not None
+
+
+def test_case_39_one_saver_in_several_loops(saver: SurefootSaver) -> None:
+    graph = counter_graph(saver)
+    for turn in range(3):
+        assert asyncio.run(graph.ainvoke({"n": turn}, at("t"))) == {"n": turn + 3}
+
+    failures: list[BaseException] = []
+
+    def elsewhere(number: int) -> None:
+        try:
+            for turn in range(3):
+                result = asyncio.run(graph.ainvoke({"n": turn}, at(f"t{number}")))
+                assert result == {"n": turn + 3}
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=elsewhere, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+
+
+async def test_async_with_closes(backend: Backend) -> None:
+    async with SurefootSaver.from_conn_string(
+        backend.url,
+        highwater=backend.highwater,
+        keys=backend.keys,
+        schema=backend.schema,
+        tenant=backend.tenant,
+    ) as saver:
+        await saver.asetup()
+        assert await counter_graph(saver).ainvoke({"n": 0}, at("t")) == {"n": 3}
+    with pytest.raises(Closed):
+        await saver.aget_tuple(at("t"))
+
+
+# --- who holds a thread -----------------------------------------------------------------------
+
+
+def never_waits(saver: SurefootSaver) -> SurefootSaver:
+    """A saver for which waiting for a lease is a failure."""
+
+    class Impatient:
+        def __init__(self, host: Any) -> None:
+            self._host = host
+
+        def pause(self, milliseconds: int) -> None:
+            raise AssertionError("waited for a lease")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._host, name)
+
+    saver.core.ports = dataclasses.replace(saver.core.ports, host=Impatient(saver.core.ports.host))
+    return saver
+
+
+@pytest.mark.optimized
+def test_case_52_the_next_turn_is_served_elsewhere_at_once(backend: Backend) -> None:
+    graphs = [chat_graph(never_waits(backend.open_saver())) for _ in range(2)]
+    for turn in range(10):
+        graph = graphs[turn % 2]
+        state = graph.invoke({"messages": [HumanMessage(f"q{turn}")]}, at("t"))
+        assert len(state["messages"]) == 2 * turn + 2
+        assert contents(graphs[(turn + 1) % 2].get_state(at("t")))[-1] == f"answer {2 * turn + 1}"
+
+
+async def test_case_52_the_next_turn_is_served_elsewhere_at_once_async(backend: Backend) -> None:
+    graphs = [chat_graph(never_waits(backend.open_saver())) for _ in range(2)]
+    for turn in range(6):
+        state = await graphs[turn % 2].ainvoke({"messages": [HumanMessage(f"q{turn}")]}, at("t"))
+        assert len(state["messages"]) == 2 * turn + 2
+
+
+def test_direct_calls_of_two_savers_alternate(backend: Backend) -> None:
+    halves = [Half(never_waits(backend.open_saver()), is_async=False) for _ in range(2)]
+
+    async def alternate() -> None:
+        config = at("t")
+        for n in range(10):
+            config = await put(halves[n % 2], config, f"c{n}", n=n)
+            await halves[(n + 1) % 2].put_writes(config, [("w", n)], "task")
+        for half in halves:
+            found = await half.list(at("t"))
+            assert [f.pending_writes for f in found] == [
+                [("task", "w", n)] for n in reversed(range(10))
+            ]
+
+    asyncio.run(alternate())
+
+
+def blocking_graph(checkpointer: Any, entered: threading.Event, go_on: threading.Event) -> Any:
+    def node(state: Counting) -> dict[str, Any]:
+        entered.set()
+        assert go_on.wait(60)
+        return {"n": state["n"] + 1}
+
+    builder = StateGraph(Counting)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+    return builder.compile(checkpointer=checkpointer)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("where", ["other process", "same process"])
+def test_a_second_live_run_is_busy(backend: Backend, where: str) -> None:
+    policy = ResumePolicy(handover_grace_ms=0)
+    first = backend.open_saver(policy=policy)
+    second = first if where == "same process" else backend.open_saver(policy=policy)
+    entered, go_on = threading.Event(), threading.Event()
+    results: list[Any] = []
+    graph = blocking_graph(first, entered, go_on)
+    runner = threading.Thread(target=lambda: results.append(graph.invoke({"n": 0}, at("t"))))
+    runner.start()
+    try:
+        assert entered.wait(60)
+        ran = threading.Event()
+        intruder = blocking_graph(second, ran, go_on)
+        half = Half(second, is_async=False)
+        calls: list[Callable[[], Any]] = [
+            lambda: intruder.invoke({"n": 5}, at("t")),
+            lambda: intruder.update_state(at("t"), {"n": 5}),
+            lambda: asyncio.run(put(half, at("t"), "c1")),
+            lambda: second.put_writes(at("t", "c1"), [("a", 1)], "task"),
+            lambda: second.delete_thread("t"),
+            lambda: second.prune(["t"]),
+            lambda: second.release("t"),
+        ]
+        for call in calls[: len(calls) if where == "same process" else -1]:
+            with pytest.raises(Busy) as caught:
+                call()
+            assert "'t'" in caught.value.what
+            assert 0 < caught.value.left_ms <= policy.lease_ttl_ms
+            holder = caught.value.holder
+            assert "another run" in holder if where == "same process" else "pid " in holder
+        assert not ran.is_set()
+        # Looking is never blocked.
+        assert intruder.get_state(at("t")).next == ("node",)
+        assert len([*second.list(at("t"))]) == 2
+    finally:
+        go_on.set()
+        runner.join(60)
+    assert results == [{"n": 1}]
+    assert intruder.invoke({"n": 5}, at("t")) == {"n": 6}
+
+
+CHILD = """
+from tests.saver.test_contract import at, killed_graph
+graph = killed_graph(saver, barrier=True)
+graph.invoke({"n": 0}, at("t"), durability="sync")
+"""
+
+
+def killed_graph(checkpointer: Any, *, barrier: bool) -> Any:
+    def first(state: Counting) -> dict[str, Any]:
+        return {"n": state["n"] + 1}
+
+    def second(state: Counting) -> dict[str, Any]:
+        if barrier:
+            print("inside", flush=True)
+            sys.stdin.read()
+        return {"n": state["n"] + 10}
+
+    builder = StateGraph(Counting)
+    builder.add_node("first", first)
+    builder.add_node("second", second)
+    builder.add_edge(START, "first")
+    builder.add_edge("first", "second")
+    return builder.compile(checkpointer=checkpointer)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "zombie"])
+def test_case_52_a_killed_worker_is_taken_over_at_once(
+    backend: Backend, saver: SurefootSaver, reaped: bool
+) -> None:
+    child = backend.child(CHILD)
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    if line != "inside\n":
+        child.kill()
+        pytest.fail(f"the child did not get there: {child.communicate()[1]}")
+    before = mark_of(saver, "t")
+    assert before.lease_left_ms > 10_000
+    policy = ResumePolicy(handover_grace_ms=0)
+    with pytest.raises(Busy) as caught:
+        counter_graph(backend.open_saver(policy=policy)).invoke(None, at("t"))
+    assert f"pid {child.pid} " in caught.value.holder
+    child.send_signal(signal.SIGKILL)
+    if reaped:
+        assert child.wait(30) == -signal.SIGKILL
+    else:
+        assert child.stdout.read() == ""  # its end of the pipe is closed: it is gone
+    graph = killed_graph(never_waits(saver), barrier=False)
+    assert mark_of(saver, "t").lease_left_ms > 5_000, "the lease has not run out by itself"
+    assert graph.invoke(None, at("t")) == {"n": 11}
+    after = mark_of(saver, "t")
+    assert after.epoch == before.epoch + 1
+    assert [h[0] for h in history_of(graph)] == [2, 1, 0, -1]
+
+
+# --- helpers ----------------------------------------------------------------------------------
 
 
 class Counting(TypedDict):
@@ -954,7 +1731,7 @@ def counter_graph(checkpointer: Any, steps: int = 3) -> Any:
     names = [START, *(f"step{n}" for n in range(steps)), END]
     for name in names[1:-1]:
         builder.add_node(name, lambda state: {"n": state.get("n", 0) + 1})
-    for one, other in zip(names, names[1:], strict=False):
+    for one, other in pairwise(names):
         builder.add_edge(one, other)
     return builder.compile(checkpointer=checkpointer)
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from surefoot.errors import Busy, Fenced, MarkCorrupt, SurefootError, TamperDetected
+from surefoot.errors import (
+    Busy,
+    Fenced,
+    MarkCorrupt,
+    OutcomeUnknown,
+    SurefootError,
+    TamperDetected,
+)
 from surefoot.flows import journal
 from surefoot.flows.chain import Chain
 from surefoot.flows.verdict import refusal
@@ -33,16 +41,13 @@ __all__ = [
 _POLL_MS = 10
 
 
-def acquire(
-    ports: Ports, thread: str, control: object | None, *, over_epoch: int | None = None
-) -> tuple[Session, Chain | None]:
+def acquire(ports: Ports, thread: str, control: object | None) -> tuple[Session, Chain | None]:
     """Takes a thread for a run or a direct call, and loads what a resume needs.
 
     Args:
         ports: Stores.
         thread: Id of the thread.
         control: The run's control object; None for a direct call.
-        over_epoch: Epoch of an earlier session of this process that is known to be over.
 
     Returns:
         The session and the chain as loaded; no chain when nothing is stored yet.
@@ -54,11 +59,17 @@ def acquire(
         TamperDetected: Something does not verify (R4, R6).
         Fenced: Somebody else acquired the thread while we were loading it.
     """
-    session, mark = _begin(ports, thread, control, over_epoch)
+    session, mark = _begin(ports, thread, control)
     try:
         chain = _load(ports, session, mark)
     except SurefootError:
-        _give_back(ports, session, mark)
+        try:
+            _give_back(ports, session, mark)
+        finally:
+            ports.host.retire(session.owner)
+        raise
+    except BaseException:
+        ports.host.retire(session.owner)
         raise
     return session, chain
 
@@ -70,19 +81,21 @@ def seize(ports: Ports, thread: str) -> Session:
         Busy: A live worker holds the lease (R12).
         ResumeRefused: Stored, never witnessed (R2).
     """
-    session, _ = _begin(ports, thread, None, None)
+    session, _ = _begin(ports, thread, None)
     row = ports.store.read_thread(ports.tenant, thread)
     if row is not None:
         session.key, session.stored_head = row.key, row.head
     return session
 
 
-def _begin(
-    ports: Ports, thread: str, control: object | None, over_epoch: int | None
-) -> tuple[Session, Mark]:
+def _begin(ports: Ports, thread: str, control: object | None) -> tuple[Session, Mark]:
     lease = Lease(ports.host.describe(), ports.policy.lease_ttl_ms)
     asked_ms = ports.host.monotonic_ms()
-    mark = _take(ports, thread, lease, over_epoch)
+    try:
+        mark = _take(ports, thread, lease)
+    except BaseException:
+        ports.host.retire(lease.owner)
+        raise
     identity = Identity(ports.tenant, thread, mark.incarnation)
     session = Session(identity, mark.epoch, lease.owner, control)
     session.mark = session.head = Link(mark.seq, mark.digest)
@@ -101,11 +114,17 @@ def _begin(
 # --- P1 ----------------------------------------------------------------------------------------
 
 
-def _take(ports: Ports, thread: str, lease: Lease, over_epoch: int | None) -> Mark:
+def _take(ports: Ports, thread: str, lease: Lease) -> Mark:
     """Takes the lease, creating the mark of a thread that neither store has seen."""
     since_ms = ports.host.monotonic_ms()
+    over_epoch: int | None = None
     while True:
-        mark = ports.marks.acquire(ports.tenant, thread, lease, over_epoch=over_epoch)
+        mark = _answered(
+            ports,
+            thread,
+            lease,
+            functools.partial(ports.marks.acquire, over_epoch=over_epoch),
+        )
         if mark is not None:
             return mark
         over_epoch = None
@@ -115,7 +134,7 @@ def _take(ports: Ports, thread: str, lease: Lease, over_epoch: int | None) -> Ma
             decision = decide_resume(facts)
             if decision.verdict is Verdict.REFUSE:
                 raise refusal(thread, decision, facts)
-            created = ports.marks.create(ports.tenant, thread, lease)
+            created = _answered(ports, thread, lease, ports.marks.create)
             if created is not None:
                 return created
             continue
@@ -137,6 +156,19 @@ def _take(ports: Ports, thread: str, lease: Lease, over_epoch: int | None) -> Ma
             over_epoch = held.epoch
         elif then is Acquire.WAIT:
             ports.host.pause(_POLL_MS)
+
+
+def _answered(
+    ports: Ports, thread: str, lease: Lease, ask: Callable[[str, str, Lease], Mark | None]
+) -> Mark | None:
+    """Asks B for the lease; when the answer is lost, the owner's token tells whether we got it."""
+    try:
+        return ask(ports.tenant, thread, lease)
+    except OutcomeUnknown:
+        mark = ports.marks.read(ports.tenant, thread)
+        if mark is not None and mark.owner == lease.owner:
+            return mark
+        return None
 
 
 def _give_back(ports: Ports, session: Session, mark: Mark) -> None:
@@ -210,6 +242,7 @@ def _scan(session: Session, chain: Chain) -> None:
             learn(session, record, body)
             if body.namespace == "":
                 session.root_floor = session.scan_floor = record.link.seq
+                session.last_root_seq = record.link.seq
                 break
     if newest is not None:
         floor = chain.early_floor(newest)
@@ -301,12 +334,15 @@ def release(ports: Ports, session: Session) -> None:
     with session.lock:
         if session.ended:
             return
-        if session.latched is None:
-            if session.dirty or not session.yielded or session.head != session.mark:
-                journal.publish(ports, session, free=True, clean=not session.running)
-        elif not isinstance(session.latched, Fenced):
-            _free(ports, session)
-        session.ended = True
+        try:
+            if session.latched is None:
+                if session.dirty or not session.yielded or session.head != session.mark:
+                    journal.publish(ports, session, free=True, clean=not session.running)
+            elif not isinstance(session.latched, Fenced):
+                _free(ports, session)
+        finally:
+            session.ended = True
+            ports.host.retire(session.owner)
 
 
 def _free(ports: Ports, session: Session) -> None:

@@ -244,6 +244,8 @@ def _publish(
         session.mark = Link(request.new_seq, request.new_digest)
         session.lease_until_ms = 0 if free else asked_ms + ports.policy.lease_ttl_ms
         session.yielded = free
+        session.idle_since_ms = asked_ms
+        session.swept = False
         session.dirty = not clean
         if folded:
             session.tainted = False

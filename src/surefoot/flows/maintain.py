@@ -55,13 +55,20 @@ def delete_thread(ports: Ports, thread: str) -> None:
             ports.store.delete_thread(row.key)
         return
     session = seize(ports, thread)
+    try:
+        _bury(ports, session)
+    finally:
+        session.ended = True
+        ports.host.retire(session.owner)
+
+
+def _bury(ports: Ports, session: Session) -> None:
     with session.lock:
         body = TombstoneBody("delete_thread").pack()
         journal.append(
             ports, session, [Record(Kind.TOMBSTONE, BODY_SCHEMAS["X"], _NO_SUBJECT, body)]
         )
         journal.publish(ports, session, free=True, clean=True, folded=True, state="tombstone")
-        session.ended = True
         if session.key is not None:
             ports.store.delete_thread(session.key)
 

@@ -305,7 +305,9 @@ def _checkpoint_body(
     versions = save.checkpoint.get("channel_versions", {})
     values = save.checkpoint.get("channel_values", {})
     refs: dict[str, tuple[Any, Typed]] = {}
-    cached = session.refs.get(save.namespace, {})
+    source, cached = session.refs.get(save.namespace, (None, {}))
+    if source not in (save.parent_id, checkpoint_id):
+        cached = {}  # another branch's values may stand under the same plain versions
     for channel in sorted(values.keys() | versions.keys()):
         version = versions.get(channel)
         held = cached.get(channel)
@@ -413,7 +415,9 @@ def _prime_parent(
     parent: CheckpointBody | None,
 ) -> None:
     """What the parent's channels are stored as, so that unchanged ones are not stored again."""
-    if namespace in session.refs or parent is None or session.key is None:
+    if parent is None or session.key is None:
+        return
+    if session.refs.get(namespace, ("", {}))[0] == parent.checkpoint_id:
         return
     loader = Loader(session.identity.thread, ports.store, session.key, serde)
     prime(session, loader, parent)
@@ -425,9 +429,10 @@ def prime(session: Session, loader: Loader, body: CheckpointBody) -> None:
         [body.skeleton, *(v.value for v in body.values if isinstance(v.value.ref, Chunks))]
     )
     versions = loader.load(body.skeleton).get("channel_versions", {})
-    session.refs[body.namespace] = {
-        v.channel: (versions.get(v.channel), v.value) for v in body.values
-    }
+    session.refs[body.namespace] = (
+        body.checkpoint_id,
+        {v.channel: (versions.get(v.channel), v.value) for v in body.values},
+    )
     for held in body.values:
         if isinstance(held.value.ref, Chunks):
             session.lists[(body.namespace, held.channel)] = loader.list_state(held.value.ref)
@@ -451,11 +456,13 @@ def _learn_saved(
         session.latest[known.namespace] = known.checkpoint_id
         session.branch_heads[(known.namespace, known.branch)] = known.checkpoint_id
     session.bodies[place] = body
-    session.refs[known.namespace] = refs
+    session.refs[known.namespace] = (known.checkpoint_id, refs)
     session.lists.update(writer.lists)
     for slot in body.folds:
         session.unfolded.pop(slot, None)
         session.intents.pop(slot, None)
         session.effects.pop(slot, None)
-    if known.namespace == "":
+    if known.namespace == "" and not again:
         session.ordinals.clear()
+        session.forget_below(session.last_root_seq)
+        session.last_root_seq = known.seq

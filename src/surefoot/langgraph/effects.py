@@ -7,6 +7,7 @@ out what it asks for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -529,15 +530,17 @@ async def _published(at: Here, wanted: _Published) -> bool:
         changed = asyncio.Event()
 
         def wake(event: asyncio.Event = changed) -> None:
-            loop.call_soon_threadsafe(event.set)
+            with contextlib.suppress(RuntimeError):  # a loop that closed has nobody waiting
+                loop.call_soon_threadsafe(event.set)
 
-        at.session.on_change(wake)
-        if wanted.until():
-            return True
-        left = deadline - loop.time()
-        if left <= 0:
-            return False
+        forget = at.session.on_change(wake)
         try:
-            await asyncio.wait_for(changed.wait(), left)
-        except asyncio.TimeoutError:
-            return wanted.until()
+            if wanted.until():
+                return True
+            left = deadline - loop.time()
+            if left <= 0:
+                return False
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(changed.wait(), left)
+        finally:
+            forget()

@@ -6,7 +6,6 @@ and the newest version.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,11 +68,17 @@ def _not_text(field: str, name: str, value: object) -> Misuse:
     )
 
 
-def run_of(config: RunnableConfig | Mapping[str, Any] | None) -> RunHandle | None:
+def run_of(
+    config: RunnableConfig | Mapping[str, Any] | None, *, loop: object | None = None
+) -> RunHandle | None:
     """The run that makes a call, or None when somebody only looks or calls directly.
 
     A run's loads and saves carry its ``Runtime`` in the config; ``get_state``,
     ``get_state_history`` and ``update_state`` do not. Absent or of another shape means "look".
+
+    Args:
+        config: Config of the call.
+        loop: The event loop that serves the run's saves, when the run is asynchronous.
     """
     configurable = (config or {}).get("configurable") or {}
     runtime = configurable.get(_RUNTIME)
@@ -81,11 +86,4 @@ def run_of(config: RunnableConfig | Mapping[str, Any] | None) -> RunHandle | Non
     if control is None:
         return None
     durability = configurable.get(_DURABILITY) or "async"
-    return RunHandle(control, getattr(runtime, "stream_writer", None), str(durability), _loop())
-
-
-def _loop() -> object | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+    return RunHandle(control, getattr(runtime, "stream_writer", None), str(durability), loop)

@@ -11,7 +11,9 @@ import functools
 import heapq
 import logging
 import random
+import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
@@ -181,11 +183,6 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             StoreUnavailable: A store could not be reached.
         """
         self.core.setup(verify_only=verify_only)
-        if self.core.degraded():
-            log.warning(
-                "degraded: the high-water store is on the same server as the database; whoever "
-                "can put back one can put back both"
-            )
 
     async def asetup(self, *, verify_only: bool = False) -> None:
         """Async twin of `setup`."""
@@ -232,7 +229,18 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
 
     async def aclose(self) -> None:
         """Async twin of `close`."""
-        await asyncio.get_running_loop().run_in_executor(None, self.core.close)
+        # A thread of its own: the pool of the saver is what is being closed.
+        closing: Future[None] = Future()
+
+        def close() -> None:
+            try:
+                self.core.close()
+                closing.set_result(None)
+            except BaseException as error:  # noqa: BLE001 - handed to the awaiting task
+                closing.set_exception(error)
+
+        threading.Thread(target=close, name="surefoot-close").start()
+        await asyncio.shield(asyncio.wrap_future(closing))
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -262,7 +270,8 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Async twin of `get_tuple`."""
-        return await self.core.offload.run(self._get_tuple, config, run_of(config))
+        run = run_of(config, loop=asyncio.get_running_loop())
+        return await self.core.offload.run(self._get_tuple, config, run)
 
     def _get_tuple(self, config: RunnableConfig, run: RunHandle | None) -> CheckpointTuple | None:
         target = target_of(config)

@@ -41,8 +41,9 @@ class Receiver(Enum):
 
 
 def strip_task_ids(namespace: str) -> str:
-    """A checkpoint namespace without task ids: ``a:id1|b:id2`` becomes ``a|b`` (fact: task ids
-    change on time travel and whenever the preceding checkpoint was lost).
+    """A checkpoint namespace without task ids: ``a:id1|b:id2`` becomes ``a|b``.
+
+    Task ids change on time travel and whenever the preceding checkpoint was lost.
     """
     return "|".join(part.split(":", 1)[0] for part in namespace.split("|"))
 

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import psycopg
@@ -357,6 +358,13 @@ class PostgresContentStore:
                 reason=f"{self.shown} has {', '.join(lost)} switched off; "
                 "a crash may lose commits that were acknowledged",
             )
+
+    def server_identity(self) -> str:
+        """Text that is equal for two addresses of the same server, whatever the database."""
+        try:
+            return self._read(partial(records.server_identity, statement="system_identity"))
+        except Misconfigured:  # the role may not read the control file
+            return self._read(partial(records.server_identity, statement="started_identity"))
 
     def read_thread(self, tenant: str, thread: str) -> ThreadRow | None:
         """The thread's row, or None."""

@@ -361,6 +361,11 @@ def read_durability(run: Run) -> Mapping[str, str]:
     return {_text(name): _text(setting) for name, setting in run("read_durability")}
 
 
+def server_identity(run: Run, statement: str) -> str:
+    """Text that names the server; ``statement`` is system_identity or started_identity."""
+    return _text(run(statement)[0][0])
+
+
 def tables_present(run: Run, schema: str | None) -> frozenset[str]:
     """Names of our tables that exist."""
     rows = run("tables_present") if schema is None else run("tables_present", schema=schema)

@@ -239,6 +239,14 @@ class SqliteContentStore:
                 ),
             )
 
+    def server_identity(self) -> str:
+        """Text that is equal for two addresses of the same file: its device and inode."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return f"sqlite:{os.path.realpath(self._path)}"
+        return f"sqlite:{found.st_dev}:{found.st_ino}"
+
     def read_thread(self, tenant: str, thread: str) -> ThreadRow | None:
         """The thread's row, or None."""
         return self._read(lambda run: records.read_thread(run, tenant, thread))

@@ -214,6 +214,16 @@ SELECT convert_to(s.name, 'UTF8'), convert_to(s.setting, 'UTF8')
 FROM pg_catalog.pg_settings AS s
 WHERE s.name IN ('fsync', 'full_page_writes');
 
+-- name: system_identity
+-- Which server this really is; two addresses of one server give the same.
+SELECT convert_to('postgresql:system:' || system_identifier, 'UTF8')
+FROM pg_catalog.pg_control_system();
+
+-- name: started_identity
+-- The same for roles that may not read the control file: port and start time.
+SELECT convert_to('postgresql:started:' || current_setting('port') || ':'
+                  || extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text, 'UTF8');
+
 -- name: tables_present
 -- Which of our tables exist; needs no right on them.
 SELECT convert_to(c.relname::text, 'UTF8')
