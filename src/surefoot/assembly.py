@@ -26,7 +26,7 @@ from surefoot.host import LocalHost
 from surefoot.keys import Keyring
 from surefoot.offload import Offload
 from surefoot.ports import ContentStore, HighWater, Ports
-from surefoot.session import RunHandle, Session, Sessions
+from surefoot.session import Caller, RunHandle, Session, Sessions
 from surefoot.store.postgres import PostgresContentStore
 from surefoot.store.sqlite import SqliteContentStore
 
@@ -178,7 +178,9 @@ class Core:
 
     # --- sessions -------------------------------------------------------------------------------
 
-    def load(self, thread: str, run: RunHandle) -> tuple[Session, Chain | None, bool]:
+    def load(
+        self, thread: str, run: RunHandle, caller: Caller
+    ) -> tuple[Session, Chain | None, bool]:
         """The session of a run that loads its checkpoint; acquired when it has none.
 
         Returns:
@@ -195,10 +197,11 @@ class Core:
             if live is not None and live.control is run.control and not live.ended:
                 live.check()
                 return live, None, False
-            self._supersede(thread)
+            self._supersede(thread, caller)
             session, chain = acquire(self.ports, thread, run.control)
             session.durability = run.durability
             session.loop = run.loop
+            session.caller = caller
             if run.writer is not None:
                 session.writer = weakref.ref(run.writer, self._on_run_over(session))
             self.sessions.put(session)
@@ -224,7 +227,7 @@ class Core:
             )
         return session
 
-    def direct(self, thread: str, work: Callable[[], T]) -> T:
+    def direct(self, thread: str, caller: Caller, work: Callable[[], T]) -> T:
         """A call outside a run: ends what a finished run of this process still holds, then works.
 
         Raises:
@@ -233,17 +236,17 @@ class Core:
         self._alive()
         self.check_durability()
         with self._one_at_a_time(thread):
-            self._supersede(thread)
+            self._supersede(thread, caller)
             return work()
 
-    def _supersede(self, thread: str) -> None:
+    def _supersede(self, thread: str, caller: Caller) -> None:
         """Ends a session whose run is over; refuses at once when its run is alive."""
         live = self.sessions.get(thread)
         if live is None:
             return
-        if not live.is_over():
+        if not live.is_over(caller):
             gc.collect()  # a run that ended in an error lives on in its traceback's cycle
-        if not live.is_over():
+        if not live.is_over(caller):
             raise Busy(
                 what=f"thread {thread!r}",
                 holder="another run of this process",
@@ -309,7 +312,7 @@ class Core:
         now = self.ports.host.monotonic_ms()
         due = _TICK_S
         for session in sessions:
-            if session.writer is not None and session.writer() is None:
+            if session.has_left():
                 self._end(session)
                 continue
             if session.latched is None:

@@ -10,14 +10,17 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
 from surefoot.errors import Closed
 
-__all__ = ["Offload"]
+__all__ = ["Offload", "calling_task"]
 
 T = TypeVar("T")
+
+#: In a thread of the pool: the task on whose behalf it works.
+calling_task: ContextVar[asyncio.Task[Any] | None] = ContextVar("calling_task", default=None)
 
 
 class Offload:
@@ -49,7 +52,11 @@ class Offload:
             asyncio.CancelledError: After the flow has ended, when the caller was cancelled.
             Closed: The saver was closed.
         """
-        future = asyncio.wrap_future(self.submit(fn, *args, **kwargs))
+        token = calling_task.set(asyncio.current_task())
+        try:
+            future = asyncio.wrap_future(self.submit(fn, *args, **kwargs))
+        finally:
+            calling_task.reset(token)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:

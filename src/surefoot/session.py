@@ -20,8 +20,18 @@ from surefoot.errors import Fenced, Misuse, SaveFailed, SurefootError
 from surefoot.ports import HeadRow, Serializer
 from surefoot.rules.bodies import Batch, CheckpointBody, EffectBody, Typed
 from surefoot.rules.envelope import Identity, Link
+from surefoot.rules.lease import RunFacts, decide_run_over
 
-__all__ = ["Known", "ListChunk", "ListState", "Pending", "RunHandle", "Session", "Sessions"]
+__all__ = [
+    "Caller",
+    "Known",
+    "ListChunk",
+    "ListState",
+    "Pending",
+    "RunHandle",
+    "Session",
+    "Sessions",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +105,21 @@ class RunHandle:
     loop: object | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a call.
+
+    Attributes:
+        carrier: The asyncio task, or the thread of a synchronous call.
+        inside: Control object of the run from inside which the call is made, or None.
+        is_task: The carrier is a task.
+    """
+
+    carrier: object
+    inside: object | None
+    is_task: bool
+
+
 class Session:
     """State of one acquisition of one thread."""
 
@@ -105,6 +130,9 @@ class Session:
         #: The run's control object (one per run tree); None for a direct call.
         self.control = control
         self.writer: weakref.ref[Any] | None = None
+        self.caller: Caller | None = None
+        #: Thread of LangGraph's executor that carried out the last save of a synchronous run.
+        self.executor: weakref.ref[threading.Thread] | None = None
         self.durability = "async"
         #: Serialiser of the saver that loaded the run.
         self.serde: Serializer | None = None
@@ -125,6 +153,9 @@ class Session:
         self.step = -3
         #: Subjects of pending writes whose checkpoint is not stored yet, and where they are.
         self.early: dict[bytes, int] = {}
+        #: Root checkpoints that are not stored yet although a subgraph that runs under them has
+        #: stored one of its own (always under "exit", by race under "async"), and where it is.
+        self.early_children: dict[str, int] = {}
 
         self.tainted = False
         self.intents: dict[bytes, int] = {}
@@ -134,6 +165,8 @@ class Session:
         #: The lease was given back with the last publish (run at rest, paused by an interrupt
         #: or ended by an error): whoever comes next need not wait.
         self.yielded = False
+        #: Checkpoint whose pending writes paused or ended the run (an interrupt, an error).
+        self.paused_at: str | None = None
         self.dirty = False
         self.idle_since_ms = 0
         self.swept = False
@@ -279,11 +312,30 @@ class Session:
 
     # --- small state ----------------------------------------------------------------------------
 
-    def is_over(self) -> bool:
-        """True when the run that owns this session cannot go on any more."""
-        if self.stopped or self.yielded:
-            return True
-        return self.writer is not None and self.writer() is None
+    def is_over(self, caller: Caller | None = None) -> bool:
+        """True when whoever wants the thread now may have it.
+
+        Args:
+            caller: Who wants it.
+        """
+        return self.stopped or self.yielded or self.has_left(caller)
+
+    def has_left(self, caller: Caller | None = None) -> bool:
+        """True when the run that owns this session is over, as far as can be told."""
+        mine = self.caller
+        executor = None if self.executor is None else self.executor()
+        return decide_run_over(
+            RunFacts(
+                collected=self.writer is not None and self.writer() is None,
+                caller_done=mine is not None and mine.is_task and _is_done(mine.carrier),
+                executor_gone=self.executor is not None
+                and (executor is None or not executor.is_alive()),
+                caller_is_here=caller is not None
+                and mine is not None
+                and caller.carrier is mine.carrier,
+                inside=caller is not None and caller.inside is self.control,
+            )
+        )
 
     def forget_below(self, seq: int) -> None:
         """Drops what is known about checkpoints below a seq, so that long runs stay small.
@@ -317,11 +369,16 @@ class Session:
 
     def early_floor(self) -> int:
         """Lowest seq of pending writes whose checkpoint is not stored yet; 0 when none."""
-        return min(self.early.values(), default=0)
+        return min([*self.early.values(), *self.early_children.values()], default=0)
 
     def new_log(self) -> int:
         """A fresh log id: random, so that copied threads never meet it again."""
         return secrets.randbits(62)
+
+
+def _is_done(task: object) -> bool:
+    done = getattr(task, "done", None)
+    return bool(done is not None and done())
 
 
 def _again(error: SurefootError) -> SurefootError:

@@ -51,7 +51,7 @@ class Report:
     """What came of one exploration; no problems means that everything held.
 
     Attributes:
-        hit: Boundaries at which a fault happened.
+        hit: Boundaries at which a fault happened, in all processes.
         ended: How each run ended: ``done`` or the name of an error.
         problems: What did not hold.
         trace: Boundaries of the first process.
@@ -161,11 +161,12 @@ class Process:
                     is_async=self.case.is_async,
                 )
             except (Died, Exception) as error:
-                self.plan.note("raised")
+                if not self.plan.dead:
+                    self.plan.note("raised")
                 return error
-            self.plan.note("returned")
             if self.plan.dead:
                 return None
+            self.plan.note("returned")
         return RuntimeError(f"not done after {_RUNS_MAX} runs")
 
     def close(self, report: Report) -> None:
@@ -238,11 +239,11 @@ def _explore(
             break
     report.trace = plans[0].trace
     report.hit = [name for plan in plans for name in plan.hit]
-    meant = [*first, *(second if len(plans) > 1 else {})]
-    if report.hit != meant:
-        report.problems.append(f"meant {meant}, hit {report.hit}")
-    if plans[0].dead and error is None and len(plans) == 1:
-        report.problems.append("died, and nobody went on")
+    if plans[0].hit != [*first]:
+        report.problems.append(f"meant {[*first]}, hit {plans[0].hit}")
+    for plan in plans:
+        if plan.dead and plan.trace[-1] != plan.hit[-1]:
+            report.problems.append(f"died at {plan.hit[-1]}, but went on to {plan.trace[-1]}")
     _judge_world(case, world, thread, report, error)
     _judge_no_effect_after_failure(case, plans[0], report)
 

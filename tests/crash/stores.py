@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import tempfile
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +18,8 @@ from surefoot import Keyring, Limits, ResumePolicy, SurefootSaver
 __all__ = ["BACKENDS", "Place", "place"]
 
 BACKENDS = ("sqlite", "postgres")
+#: A folder in memory, where there is one: a simulated crash takes no power away.
+_MEMORY = Path("/dev/shm")
 _NEVER_MS = 10**9
 
 
@@ -34,14 +39,16 @@ class Place:
     highwater: str
     key_file: str
 
-    def open(self, **settings: Any) -> SurefootSaver:
+    def open(
+        self, *, saver_class: type[SurefootSaver] = SurefootSaver, **settings: Any
+    ) -> SurefootSaver:
         """A saver as another process would open it; nothing happens by the clock."""
         limits = Limits(flush_after_ms=_NEVER_MS)
         policy = ResumePolicy(
             lease_ttl_ms=3_600_000, settling_ms=0, handover_grace_ms=0, barrier_timeout_ms=20_000
         )
         given: dict[str, Any] = {"limits": limits, "policy": policy, **settings}
-        return SurefootSaver(
+        return saver_class(
             self.url, highwater=self.highwater, keys=Keyring.from_file(self.key_file), **given
         )
 
@@ -49,7 +56,9 @@ class Place:
 @cache
 def place(backend: str) -> Place:
     """The stores of this process; each test takes threads of its own in them."""
-    folder = Path(tempfile.mkdtemp(prefix="surefoot-crash-"))
+    parent = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="surefoot-crash-", dir=parent))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     key_file = folder / "keys.json"
     Keyring.generate().to_file(key_file)
     if backend == "sqlite":

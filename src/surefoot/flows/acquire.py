@@ -228,7 +228,10 @@ def _scan(session: Session, chain: Chain) -> None:
     """Reads from the head down to the last root checkpoint: effects, checkpoints, early writes."""
     folded: set[bytes] = set()
     newest: RecordHead | None = None
+    floor: int | None = None
     for record in chain.walk():
+        if floor is not None and record.link.seq < floor:
+            break
         newest = newest or record
         if record.kind is Kind.EFFECT:
             effect = effect_of(session.identity.thread, record)
@@ -240,14 +243,15 @@ def _scan(session: Session, chain: Chain) -> None:
             body = checkpoint_of(session.identity.thread, record)
             folded.update(body.folds)
             learn(session, record, body)
-            if body.namespace == "":
-                session.root_floor = session.scan_floor = record.link.seq
-                session.last_root_seq = record.link.seq
-                break
+            if body.namespace == "" and floor is None:
+                # Checkpoints of its subgraphs may lie below it; its frame says how far.
+                floor = chain.early_floor(record) or record.link.seq
+                session.root_floor = session.scan_floor = floor
+                session.last_root_seq = floor
     if newest is not None:
-        floor = chain.early_floor(newest)
-        if floor:
-            _scan_early(session, chain, floor)
+        early = chain.early_floor(newest)
+        if early:
+            _scan_early(session, chain, early)
 
 
 def _scan_early(session: Session, chain: Chain, floor: int) -> None:

@@ -144,6 +144,7 @@ def enqueue(ports: Ports, session: Session, serde: Serializer, save: WritesSave)
         session.queue.append(pending)
     channels = {w.channel for w in writes}
     if _INTERRUPT in channels or (_ERROR in channels and _HANDLED not in channels):
+        session.paused_at = max(session.paused_at or "", save.checkpoint_id)
         return Then.PAUSE
     return Then.FLUSH if save.replaces or _ERROR in channels else Then.RIDE
 
@@ -248,6 +249,9 @@ def put(
             raise
         subject = checkpoint_subject(*place)
         before = _drain(session, everything=False, also=place)
+        root = _root_of(save)
+        if root is not None and ("", root) not in session.known:
+            session.early_children.setdefault(root, session.head.seq + 1)
         own = [p for p in before if (p.namespace, p.checkpoint_id) == place]
         others = [p for p in before if (p.namespace, p.checkpoint_id) != place]
         records, rows = _write_records(ports, session, others)
@@ -269,6 +273,8 @@ def put(
             run_ids=_new_runs(session, run_id),
         )
         session.early.pop(subject, None)
+        if save.namespace == "":
+            session.early_children.pop(checkpoint_id, None)
         _learn_saved(session, body, links[at], refs, writer)
         rest = save.namespace == "" and decide_at_rest(
             str(save.metadata.get("source")),
@@ -279,13 +285,24 @@ def put(
             session.step = body.step
         with session.queue_lock:
             idle = not session.queue and not session.running
+        if session.paused_at is not None and checkpoint_id > session.paused_at:
+            session.paused_at = None  # made after the pause: the run went on
         journal.publish(
             ports,
             session,
-            free=rest or last,
+            free=rest or last or session.paused_at is not None,
             clean=(rest or last) and idle,
             folded=save.namespace == "",
         )
+
+
+def _root_of(save: CheckpointSave) -> str | None:
+    """The root checkpoint that a subgraph's checkpoint runs under."""
+    parents = save.metadata.get("parents")
+    if save.namespace == "" or not isinstance(parents, Mapping):
+        return None
+    root = parents.get("")
+    return root if isinstance(root, str) else None
 
 
 def _new_runs(session: Session, run_id: object) -> list[str]:

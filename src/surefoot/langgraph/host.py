@@ -6,16 +6,19 @@ and the newest version.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
 
 from surefoot.errors import Misuse
-from surefoot.session import RunHandle
+from surefoot.offload import calling_task
+from surefoot.session import Caller, RunHandle
 
-__all__ = ["Target", "checkpoint_id_of", "run_of", "target_of"]
+__all__ = ["Target", "caller", "checkpoint_id_of", "run_of", "target_of"]
 
 _RUNTIME = "__pregel_runtime"
 _DURABILITY = "__pregel_durability"
@@ -66,6 +69,16 @@ def _not_text(field: str, name: str, value: object) -> Misuse:
         field=f"{field}['configurable'][{name!r}]",
         reason=f"must be a string, not {type(value).__name__}",
     )
+
+
+def caller() -> Caller:
+    """Who makes the present call, also when it was handed to a thread of the saver's pool."""
+    ambient = (var_child_runnable_config.get() or {}).get("configurable") or {}
+    inside = getattr(ambient.get(_RUNTIME), "control", None)
+    task = calling_task.get()
+    if task is not None:
+        return Caller(task, inside, is_task=True)
+    return Caller(threading.current_thread(), inside, is_task=False)
 
 
 def run_of(

@@ -12,6 +12,7 @@ import heapq
 import logging
 import random
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import islice
@@ -39,7 +40,7 @@ from surefoot.flows.chain import Chain
 from surefoot.flows.find import Found, walk_checkpoints
 from surefoot.flows.views import FIRST_PAGE_FRAMES, look
 from surefoot.keys import Keyring
-from surefoot.langgraph.host import Target, checkpoint_id_of, run_of, target_of
+from surefoot.langgraph.host import Target, caller, checkpoint_id_of, run_of, target_of
 from surefoot.langgraph.serde import StrictSerializer
 from surefoot.ports import HighWater
 from surefoot.rules.credentials import decide_credential
@@ -221,7 +222,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         Raises:
             Busy: Its run is still alive.
         """
-        self.core.direct(str(thread_id), lambda: None)
+        self.core.direct(str(thread_id), caller(), lambda: None)
 
     def close(self) -> None:
         """Flushes, gives every thread back and closes the stores. Idempotent."""
@@ -278,7 +279,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         if run is None:
             chain = look(self.core.ports, target.thread)
             return None if chain is None else self._read(chain, target, None)
-        session, chain, fresh = self.core.load(target.thread, run)
+        session, chain, fresh = self.core.load(target.thread, run, caller())
         session.serde = self.serde
         with session.lock:
             session.loaded.add(target.namespace)
@@ -317,7 +318,8 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             save.learn_older(session, chain, found)
             save.prime(session, loader, found.body)
             if target.namespace == "":
-                session.root_floor = min(session.root_floor, found.order)
+                floor = chain.early_floor(found.record) or found.order
+                session.root_floor = min(session.root_floor, floor)
         return _tuple(target.thread, loaded)
 
     def list(
@@ -526,14 +528,17 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         )
         ports = self.core.ports
         if run is not None:
-            save.put(ports, self.core.of_run(target.thread, run), self.serde, wanted)
+            session = self.core.of_run(target.thread, run)
+            if not caller().is_task:
+                session.executor = weakref.ref(threading.current_thread())
+            save.put(ports, session, self.serde, wanted)
         else:
 
             def work() -> None:
                 with held(ports, target.thread) as (session, _):
                     save.put(ports, session, self.serde, wanted, last=True)
 
-            self.core.direct(target.thread, work)
+            self.core.direct(target.thread, caller(), work)
         return _config(target.thread, target.namespace, str(checkpoint["id"]))
 
     def put_writes(
@@ -612,7 +617,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
                 save.enqueue(ports, session, self.serde, wanted)
                 save.flush(ports, session, free=True)
 
-        self.core.direct(target.thread, work)
+        self.core.direct(target.thread, caller(), work)
 
     def get_next_version(self, current: Version | None, channel: None) -> Version:  # noqa: ARG002
         """The next version of a channel: larger, and unique per branch.
@@ -652,7 +657,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             ResumeRefused: Stored, never witnessed (R2).
         """
         thread = str(thread_id)
-        self.core.direct(thread, lambda: maintain.delete_thread(self.core.ports, thread))
+        self.core.direct(thread, caller(), lambda: maintain.delete_thread(self.core.ports, thread))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Async twin of `delete_thread`."""
@@ -674,7 +679,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         ports = self.core.ports
         for thread in ports.store.threads_of_runs(ports.tenant, [str(r) for r in run_ids]):
             work = functools.partial(maintain.delete_runs, ports, self.serde, thread, run_ids)
-            self.core.direct(thread, work)
+            self.core.direct(thread, caller(), work)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Async twin of `delete_for_runs`."""
@@ -694,7 +699,9 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         """
         source, target = str(source_thread_id), str(target_thread_id)
         self.core.direct(
-            target, lambda: maintain.copy_thread(self.core.ports, self.serde, source, target)
+            target,
+            caller(),
+            lambda: maintain.copy_thread(self.core.ports, self.serde, source, target),
         )
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
@@ -724,7 +731,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
                 self.delete_thread(thread_id)
                 continue
             work = functools.partial(maintain.prune_thread, self.core.ports, self.serde, thread_id)
-            self.core.direct(thread_id, work)
+            self.core.direct(thread_id, caller(), work)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Async twin of `prune`."""

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Acquire", "HolderFacts", "ProcessFacts", "decide_acquire", "decide_holder_dead"]
+__all__ = [
+    "Acquire",
+    "HolderFacts",
+    "ProcessFacts",
+    "RunFacts",
+    "decide_acquire",
+    "decide_holder_dead",
+    "decide_run_over",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,37 @@ def decide_holder_dead(facts: HolderFacts) -> bool:
     if facts.start_now is None:
         return True
     return bool(holder.start and facts.start_now and holder.start != facts.start_now)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What this process can say about an earlier run of its own on the same thread.
+
+    Attributes:
+        collected: The object that lives as long as the run is gone.
+        caller_done: The task that called it is done.
+        executor_gone: The thread that carried out its last save belonged to the run's own
+            executor, which is shut down when the run ends for whatever reason.
+        caller_is_here: The task or thread that called it is making this very call.
+        inside: This call is made from inside that run.
+    """
+
+    collected: bool = False
+    caller_done: bool = False
+    executor_gone: bool = False
+    caller_is_here: bool = False
+    inside: bool = False
+
+
+def decide_run_over(facts: RunFacts) -> bool:
+    """Decides whether an earlier run of this process is over, so that it may be superseded.
+
+    Tracebacks keep a failed run's objects alive for as long as somebody holds its exception, so
+    other signs count as well. A wrong "over" is kept safe by the fence.
+    """
+    if facts.collected or facts.caller_done or facts.executor_gone:
+        return True
+    return facts.caller_is_here and not facts.inside
 
 
 class Acquire(Enum):
