@@ -19,7 +19,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Interrupt, StateSnapshot
 from pydantic import BaseModel
 
-__all__ = ["Config", "Player", "plain"]
+__all__ = ["Config", "Player", "Scenario", "differences", "plain"]
 
 Config = dict[str, Any]
 THREAD = "thread-1"
@@ -85,6 +85,18 @@ def seen(snapshot: StateSnapshot) -> dict[str, Any]:
             for task in snapshot.tasks
         ],
     }
+
+
+def differences(want: Any, got: Any, path: str = "") -> Iterator[str]:
+    """Where two logs differ, one line each."""
+    if isinstance(want, dict) and isinstance(got, dict):
+        for key in {**want, **got}:
+            yield from differences(want.get(key, "-"), got.get(key, "-"), f"{path}.{key}")
+    elif isinstance(want, (list, tuple)) and type(want) is type(got) and len(want) == len(got):
+        for number, (one, other) in enumerate(zip(want, got, strict=True)):
+            yield from differences(one, other, f"{path}[{number}]")
+    elif want != got or type(want) is not type(got):
+        yield f"{path}: in memory {want!r}, ours {got!r}"
 
 
 def _state_of(state: Any) -> Any:

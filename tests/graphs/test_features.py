@@ -25,7 +25,7 @@ from langgraph.types import CachePolicy, Command, RetryPolicy, Send, StateUpdate
 
 from surefoot import SurefootSaver
 from tests.graphs.conftest import Stores
-from tests.graphs.playing import Config, Player, Scenario
+from tests.graphs.playing import Config, Player, Scenario, differences
 
 SCENARIOS: list[Scenario] = []
 
@@ -1035,9 +1035,8 @@ def _compare(play: Scenario, saver: SurefootSaver, *, asynchronous: bool, durabi
     ours = Player(saver, asynchronous=asynchronous, durability=durability)
     theirs = Player(InMemorySaver(), asynchronous=asynchronous, durability=durability)
     expected, found = _play(play, theirs), _play(play, ours)
-    for number, (want, got) in enumerate(zip(expected, found, strict=False)):
-        assert got == want, f"differs at note {number}"
-    assert len(found) == len(expected)
+    told = [*differences(expected, found)]
+    assert not told, "\n".join(told[:20])
 
 
 def _name(value: object) -> str:

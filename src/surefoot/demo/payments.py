@@ -68,6 +68,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, cast
 from urllib.parse import parse_qs, urlsplit
 
+from surefoot.statements import named_statements
+
 Mode = Literal["idempotent", "lookup", "neither"]
 Where = Literal["before_commit", "after_commit"]
 OnDisconnect = Literal["abort", "commit", "wait"]
@@ -90,34 +92,7 @@ BODY_MAX_BYTES = 64 * 1024
 NAME_MAX_CHARS = 255
 AMOUNT_MAX = 10**12
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS landed (
-    seq          INTEGER PRIMARY KEY AUTOINCREMENT,
-    kind         TEXT NOT NULL,
-    mode         TEXT NOT NULL,
-    key          TEXT,
-    invoice      TEXT NOT NULL,
-    body         TEXT NOT NULL,
-    landed_at_ms INTEGER NOT NULL
-) STRICT;
-CREATE INDEX IF NOT EXISTS landed_key ON landed (kind, mode, key);
-CREATE INDEX IF NOT EXISTS landed_invoice ON landed (invoice);
-"""
-SCHEMA_WITHOUT_STRICT = SCHEMA.replace(") STRICT;", ");")  # SQLite before 3.37
-INSERT = """
-INSERT INTO landed (kind, mode, key, invoice, body, landed_at_ms) VALUES (?, ?, ?, ?, ?, ?)
-"""
-NEWEST_WITH_KEY = """
-SELECT seq, kind, mode, key, invoice, body, landed_at_ms FROM landed
-WHERE kind = ? AND mode = ? AND key = ? ORDER BY seq DESC LIMIT 1
-"""
-SELECT = """
-SELECT seq, kind, mode, key, invoice, body, landed_at_ms FROM landed
-WHERE (:kind IS NULL OR kind = :kind) AND (:mode IS NULL OR mode = :mode)
-  AND (:key IS NULL OR key = :key) AND (:invoice IS NULL OR invoice = :invoice)
-  AND (:until_ms IS NULL OR landed_at_ms <= :until_ms)
-ORDER BY seq
-"""
+_SQL = named_statements("surefoot.demo", "payments.sql")
 
 
 class Refusal(Exception):
@@ -186,8 +161,7 @@ class Ledger:
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
-        strict = sqlite3.sqlite_version_info >= (3, 37)
-        self._db.executescript(SCHEMA if strict else SCHEMA_WITHOUT_STRICT)
+        self._db.executescript(_SQL["schema"].text)
 
     def land(self, call: Call, now_ms: int, window_ms: int | None) -> tuple[Outcome, Landed]:
         """Executes a call, or finds that its key was used; the check and the insert are one commit.
@@ -226,7 +200,7 @@ class Ledger:
             "until_ms": until_ms,
         }
         with self._lock:
-            return [_landed(row) for row in self._db.execute(SELECT, wanted)]
+            return [_landed(row) for row in self._db.execute(_SQL["select"].text, wanted)]
 
     def close(self) -> None:
         """Waits for the commit under way, if any, and closes the file."""
@@ -236,7 +210,9 @@ class Ledger:
     def _holder_of_key(self, call: Call, now_ms: int, window_ms: int | None) -> Landed | None:
         if call.mode != "idempotent" or call.key is None:
             return None
-        row = self._db.execute(NEWEST_WITH_KEY, (call.kind, call.mode, call.key)).fetchone()
+        row = self._db.execute(
+            _SQL["newest_with_key"].text, (call.kind, call.mode, call.key)
+        ).fetchone()
         if row is None:
             return None
         earlier = _landed(row)
@@ -247,7 +223,7 @@ class Ledger:
         key = None if call.mode == "neither" else call.key
         body = json.dumps(call.body, sort_keys=True)
         row = (call.kind, call.mode, key, call.invoice, body, now_ms)
-        seq = int(self._db.execute(INSERT, row).lastrowid or 0)
+        seq = int(self._db.execute(_SQL["insert"].text, row).lastrowid or 0)
         return Landed(seq, call.kind, call.mode, key, call.invoice, call.body, now_ms)
 
 

@@ -245,6 +245,7 @@ def _copy_records(
     ports: Ports, session: Session, chain: Chain, loader: Loader, newest_first: Sequence[RecordHead]
 ) -> None:
     moved: dict[int, int] = {}
+    stored: set[bytes] = set()
     copied_rows: set[bytes] = set()
     copied_logs: dict[int, int] = {}
     for record in reversed(newest_first):
@@ -265,6 +266,8 @@ def _copy_records(
             typed = [w.value for b in writes.batches for w in b.writes]
             loader.fetch(typed)
             packed = writes.pack()
+            if record.subject not in stored:
+                session.early.setdefault(record.subject, session.head.seq + 1)
         rows = _rows(loader, typed, copied_rows)
         chunks = _chunks(ports, chain, typed, copied_logs)
         sealed = Record(record.kind, record.schema, record.subject, packed)
@@ -278,6 +281,9 @@ def _copy_records(
             run_ids=runs,
         )
         moved[record.link.seq] = link.seq
+        if record.kind is Kind.CHECKPOINT:
+            stored.add(record.subject)
+            session.early.pop(record.subject, None)
 
 
 def _rebased(body: CheckpointBody, record: RecordHead, moved: dict[int, int]) -> CheckpointBody:

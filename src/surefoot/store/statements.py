@@ -8,27 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from types import MappingProxyType
+
+from surefoot.statements import Statement, named_statements
 
 __all__ = ["Migration", "Statement", "load_migrations", "load_statements"]
 
-_NAME = re.compile(r"^-- name: ([a-z_]+)$", re.MULTILINE)
 _FILE = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
-
-
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """A named statement.
-
-    Attributes:
-        name: Of the ``-- name:`` line.
-        explanation: The comment below that line.
-        text: The statement without comments and without its semicolon.
-    """
-
-    name: str
-    explanation: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +33,9 @@ class Migration:
     text: str = field(repr=False)
 
 
-@cache
 def load_statements(dialect: str) -> Mapping[str, Statement]:
-    """Statements of a dialect by name.
-
-    Raises:
-        ValueError: The file names a statement twice, or does not explain one.
-    """
-    folder = files("surefoot.store") / "sql" / dialect
-    pieces = _NAME.split((folder / "queries.sql").read_text(encoding="utf-8"))
-    found: dict[str, Statement] = {}
-    for name, block in zip(pieces[1::2], pieces[2::2], strict=True):
-        lines = [line for line in block.splitlines() if line.strip()]
-        comments = [line[2:].strip() for line in lines if line.startswith("--")]
-        text = "\n".join(line for line in lines if not line.startswith("--"))
-        if name in found or not comments or not text:
-            raise ValueError(f"{dialect}: statement {name!r} is there twice, empty or unexplained")
-        found[name] = Statement(name, " ".join(comments), text.rstrip().removesuffix(";"))
-    return MappingProxyType(found)
+    """Statements of a dialect by name."""
+    return named_statements("surefoot.store", f"sql/{dialect}/queries.sql")
 
 
 @cache

@@ -277,8 +277,12 @@ class FaultyStore:
     def _call(self, name: str, work: Callable[[], T]) -> T:
         return self._plan.around(f"store.{name}", work)
 
+    def server_identity(self) -> str:
+        """Delegates, as do all methods here; see `surefoot.ports.ContentStore`."""
+        return self._call("server_identity", self.inner.server_identity)
+
     def setup(self, *, verify_only: bool = False) -> None:
-        """See `surefoot.ports.ContentStore`, as for all methods here."""
+        """Delegates."""
         self._call("setup", lambda: self.inner.setup(verify_only=verify_only))
 
     def check_durability(self) -> None:
@@ -428,13 +432,23 @@ class FaultyHost:
     def __init__(self, inner: Host, plan: Plan) -> None:
         self._inner = inner
         self._plan = plan
+        #: What was described here and is not over, by the real description.
+        self._live: dict[str, str] = {}
         _processes[plan.pid] = plan
 
     def describe(self) -> str:
         """The real description with the plan's pid."""
         self._plan.check_alive()
-        facts = json.loads(self._inner.describe())
-        return json.dumps({**facts, "pid": self._plan.pid, "start": 1})
+        real = self._inner.describe()
+        shown = json.dumps({**json.loads(real), "pid": self._plan.pid, "start": 1})
+        self._live[shown] = real
+        return shown
+
+    def retire(self, owner: str) -> None:
+        """Delegates; the dead say nothing, and nobody asks them."""
+        real = self._live.pop(owner, None)
+        if real is not None:
+            self._inner.retire(real)
 
     def holder(self, owner: str) -> HolderFacts:
         """A simulated process is alive as long as its plan; others as the real host sees them."""
@@ -444,7 +458,8 @@ class FaultyHost:
             return seen
         here = ProcessFacts(seen.here.boot_id, seen.here.pid_namespace, self._plan.pid, 1)
         plan = _processes.get(seen.holder.pid)
-        return HolderFacts(seen.holder, here, None if plan is None or plan.dead else 1)
+        over = plan is None or plan.dead or (plan is self._plan and owner not in self._live)
+        return HolderFacts(seen.holder, here, None if over else 1)
 
     def shown(self, owner: str) -> str:
         """Delegates."""
