@@ -164,6 +164,10 @@ class EffectConflict(Refused):
     thread: str
     slot: str
     position: str
+    key: str
+    differs: list[str]
+    recorded: str
+    proposed: str
 
     code = "EFFECT_CONFLICT"
     template = (
@@ -171,8 +175,8 @@ class EffectConflict(Refused):
         "(slot {slot}): {reason}"
     )
     remedy = (
-        "Both fingerprints are kept. Nothing was sent. Decide which one is meant before the "
-        "run goes on."
+        "Nothing was sent; the recorded call stands. Decide which one is meant before the run "
+        "goes on."
     )
 
 

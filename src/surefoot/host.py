@@ -32,12 +32,12 @@ def _pid_namespace() -> str:
 
 def _start_of(pid: int) -> int | None:
     """Start time of a process in ticks; None when it is gone or a zombie, 0 when unknown."""
+    if pid <= 0:
+        return 0
     try:
         raw = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return None if Path("/proc/self/stat").exists() else 0
     except OSError:
-        return 0
+        return _gone(pid)
     fields = raw.rpartition(")")[2].split()
     if not fields or fields[0] in ("Z", "X", "x"):
         return None  # a zombie runs no more code; it only waits to be reaped
@@ -50,6 +50,17 @@ def _start_of(pid: int) -> int | None:
 #: Tokens of the acquisitions of this process that are not over. Shared by all savers of the
 #: process, because they share its pid.
 _live_tokens: set[str] = set()
+
+
+def _gone(pid: int) -> int | None:
+    """None when the kernel says that there is no such process; 0 when it may be hidden."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except OSError:
+        return 0
+    return 0
 
 
 class LocalHost:
@@ -85,7 +96,7 @@ class LocalHost:
         """Says that an acquisition of this process is over, whatever the store knows of it."""
         try:
             _live_tokens.discard(str(json.loads(owner)["token"]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return  # not described by this class, so it was never live here
 
     def holder(self, owner: str) -> HolderFacts:
@@ -96,7 +107,7 @@ class LocalHost:
             holder = ProcessFacts(
                 str(raw["boot"]), str(raw["ns"]), int(raw["pid"]), int(raw["start"])
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return HolderFacts(None, here, 0)
         if (holder.boot_id, holder.pid_namespace, holder.pid) == (
             here.boot_id,
@@ -112,7 +123,7 @@ class LocalHost:
         try:
             raw = json.loads(owner)
             return f"pid {int(raw['pid'])} on {raw['host']}"
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return "an unknown holder"
 
     def monotonic_ms(self) -> int:

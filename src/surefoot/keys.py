@@ -8,7 +8,6 @@ come from ``cryptography`` where they are needed. See docs/adr/0004.
 from __future__ import annotations
 
 import base64
-import binascii
 import hmac
 import json
 import os
@@ -69,6 +68,9 @@ class Key:
     secret: bytes = field(repr=False)
     state: str = "enabled"
 
+    def __reduce__(self) -> str:
+        raise Misconfigured(field="keys", reason="a key is never pickled")
+
 
 class Keyring:
     """HMAC keys by id: exactly one primary, any number enabled or retired.
@@ -114,11 +116,12 @@ class Keyring:
             KeyMissing: Neither is there.
             Misconfigured: What is there is malformed.
         """
-        value = os.environ.get(variable, "").strip()
-        if value.startswith("{"):
+        value = os.environ.get(variable, "").strip().lstrip("\ufeff")
+        if value.startswith(("{", "[")):
             return cls._parse(value, where=variable)
         if value:
-            return cls.from_file(value)
+            # The value may be a key that was put here by mistake: it is never shown.
+            return cls._read(value, where=f"the key file that {variable} names")
         found = default_key_file()
         if found.exists():
             return cls.from_file(found)
@@ -134,22 +137,27 @@ class Keyring:
             KeyMissing: The file is not there or cannot be read.
             Misconfigured: Others may read it, or it is malformed.
         """
-        file = Path(path)
+        return cls._read(path, where=f"key file {os.fspath(path)}")
+
+    @classmethod
+    def _read(cls, path: str | os.PathLike[str], *, where: str) -> Keyring:
         try:
-            mode = file.stat().st_mode
-            text = file.read_text(encoding="utf-8")
+            mode = Path(path).stat().st_mode
+            text = Path(path).read_text(encoding="utf-8-sig")
         except OSError as error:
             raise KeyMissing(
-                key_id=None, reason=f"key file {file}: {error.strerror or type(error).__name__}"
+                key_id=None, reason=f"{where}: {error.strerror or type(error).__name__}"
             ) from None
         except UnicodeDecodeError:
-            raise Misconfigured(field=f"key file {file}", reason="is not text") from None
+            raise Misconfigured(field=where, reason="is not text") from None
+        except ValueError:
+            raise KeyMissing(key_id=None, reason=f"{where}: is no path") from None
         if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
             raise Misconfigured(
-                field=f"key file {file}",
+                field=where,
                 reason=f"may be read by others (mode {stat.S_IMODE(mode):04o}); chmod 600 it",
             )
-        return cls._parse(text, where=f"key file {file}")
+        return cls._parse(text, where=where)
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Writes a new file with mode 0600; never overwrites one.
@@ -184,22 +192,12 @@ class Keyring:
 
     @classmethod
     def _parse(cls, text: str, *, where: str) -> Keyring:
-        try:
-            document = json.loads(text)
-            entries = document["keys"]
-            keys = [
-                Key(
-                    str(item["id"]),
-                    base64.b64decode(item["secret"], validate=True),
-                    str(item.get("state", "enabled")),
-                )
-                for item in entries
-            ]
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError, binascii.Error):
+        keys = _keys_in(text)
+        if keys is None:  # raised here, so that no error holds the text in its context
             raise Misconfigured(
                 field=where,
                 reason='must hold {"keys": [{"id": …, "secret": base64, "state": "primary"}]}',
-            ) from None
+            )
         return cls(keys)
 
     # --- the port -------------------------------------------------------------------------------
@@ -233,10 +231,29 @@ class Keyring:
         return hkdf(key.secret, tlv(purpose, tenant, thread))
 
 
+def _keys_in(text: str) -> list[Key] | None:
+    """The keys of a document, or None when it is malformed in any way."""
+    try:
+        return [
+            Key(
+                str(item["id"]),
+                base64.b64decode(item["secret"], validate=True),
+                str(item.get("state", "enabled")),
+            )
+            for item in json.loads(text)["keys"]
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
 def _check(key: Key) -> None:
     where = f"key {key.key_id!r}"
-    if not 0 < len(key.key_id.encode("utf-8", "replace")) < 256:
-        raise Misconfigured(field="keys", reason="a key id has 1 to 255 bytes")
+    try:
+        size = len(key.key_id.encode("utf-8"))
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size < 256:
+        raise Misconfigured(field="keys", reason="a key id is text of 1 to 255 bytes")
     if key.state not in _STATES:
         raise Misconfigured(field=where, reason=f"state must be one of {', '.join(_STATES)}")
     if len(key.secret) < _MIN_BYTES:

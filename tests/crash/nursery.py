@@ -146,7 +146,7 @@ class Nursery:
     def reap(self, pid: int) -> int:
         """Waits for the end of a child."""
         with self._lock:
-            self._control.sendall(json.dumps({"wait": pid}).encode() + b"\n")
+            self._control.sendall(json.dumps({"reap": pid}).encode() + b"\n")
             return self._number()
 
     def _number(self) -> int:

@@ -77,9 +77,11 @@ class Killer:
         return Order(place=asdict(place(backend)), url=self.service.url, **given)
 
     @cache
-    def uninterrupted(self, workload: str, backend: str) -> tuple[Sequence[str], str]:
+    def uninterrupted(
+        self, workload: str, backend: str, is_async: bool
+    ) -> tuple[Sequence[str], str]:
         """Boundaries and outcome of a run that nobody kills."""
-        said = self.nursery.fork(self.order(workload, backend)).finish()
+        said = self.nursery.fork(self.order(workload, backend, is_async=is_async)).finish()
         assert "RAISED" not in said, said
         return [name for name in said["TRACE"] if "#" in name], said["DONE"]
 
@@ -107,7 +109,8 @@ class Killer:
             child.kill()
             hits += 1
         said = self.nursery.fork(later).finish()
-        self.judge(spec, first.thread, said, self.uninterrupted(spec.name, kill.backend)[1])
+        _, outcome = self.uninterrupted(spec.name, kill.backend, kill.is_async)
+        self.judge(spec, first.thread, said, outcome)
         return hits
 
     def _kill_while_held(self, order: Order, kill: Kill) -> None:
@@ -155,7 +158,8 @@ def planned(killer: Killer, backend: str, count: int) -> list[Kill]:
     kills = []
     for _ in range(count):
         spec = chance.choice(WORKLOADS)
-        trace, _ = killer.uninterrupted(spec.name, backend)
+        is_async = chance.random() < 0.5
+        trace, _ = killer.uninterrupted(spec.name, backend, is_async)
         held = chance.random() < 0.2
         what = chance.choice([what for _, what in spec.charges]) if held else None
         # What is killed at its last boundaries may leave nothing to resume.
@@ -166,7 +170,7 @@ def planned(killer: Killer, backend: str, count: int) -> list[Kill]:
                 spec,
                 backend,
                 chance.choice(["sync", "async"]),
-                chance.random() < 0.5,
+                is_async,
                 where,
                 what,
                 again,

@@ -281,8 +281,8 @@ def template(control: socket.socket) -> None:
         while not pending.endswith(b"\n"):
             pending += control.recv(65_536)
         order, pending = json.loads(pending), b""
-        if "wait" in order:
-            _, status = os.waitpid(order["wait"], 0)
+        if "reap" in order:
+            _, status = os.waitpid(order["reap"], 0)
             control.sendall(b"%d\n" % status)
             continue
         pid = os.fork()

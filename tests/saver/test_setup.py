@@ -141,11 +141,10 @@ def test_case_38_setup_inside_a_transaction_of_the_caller(
     with ConnectionPool(content, min_size=1, max_size=4, kwargs=kwargs, open=True) as pool:
         saver = SurefootSaver(pool, highwater=marks, keys=Keyring.generate())
         with pool.connection() as mine:
-            with pytest.raises(ZeroDivisionError), mine.transaction():
+            with mine.transaction(force_rollback=True):
                 mine.execute("CREATE TABLE mine (n integer)")
                 saver.setup()
                 assert works(saver)
-                raise ZeroDivisionError
             assert mine.execute("SELECT to_regclass('mine')").fetchone() == (None,)
         # What the caller rolled back was the caller's.
         saver.setup(verify_only=True)
@@ -222,7 +221,7 @@ def test_case_38_a_role_without_ddl_rights(empty_pair: tuple[str, str]) -> None:
 
     with opened(content, marks) as owner:
         owner.setup()
-    with pytest.raises(Misconfigured, match="right"):
+    with pytest.raises((Misconfigured, StoreUnavailable), match="permission denied"):
         watched_graph(poor, ran).invoke({"n": 0}, at("t"))
     assert not ran
     grant_data(content, str(role), "agents")
@@ -292,10 +291,9 @@ CALLS: dict[str, Callable[[SurefootSaver], Any]] = {
 @pytest.mark.optimized
 def test_without_tables_everything_is_refused(bare: Backend) -> None:
     saver = bare.open_saver(setup=False)
-    for name, call in CALLS.items():
+    for call in CALLS.values():
         with pytest.raises(NotSetUp, match="setup"):
             call(saver)
-            pytest.fail(name)
     ran: list[str] = []
     with pytest.raises(NotSetUp):
         watched_graph(saver, ran).invoke({"n": 0}, at("t"))

@@ -54,6 +54,7 @@ __all__ = [
     "receipt_of",
     "require_barrier",
     "settle_left_ms",
+    "step_aside",
 ]
 
 _MARGIN_MS = 1_000
@@ -187,6 +188,8 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: CallReques
         session.check()
         position = _position(session, request)
         slot = slot_of(position)
+        if slot in session.running:
+            raise _at_once(request)
         held = session.effects.get(slot)
         verdict = decide_call(
             CallFacts(
@@ -199,7 +202,7 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: CallReques
         )
         body, rows = _body(ports, session, serde, request, position, slot, held)
         if verdict.verdict is Verdict.CONFLICT:
-            raise _conflict(session, body, verdict.reason)
+            raise _conflict(ports, session, serde, held or body, request, verdict.reason)
         if verdict.verdict is Verdict.REFUSE:
             raise in_doubt(session, held or body, verdict.reason)
         if verdict.verdict is Verdict.REPLAY and held is not None:
@@ -254,15 +257,19 @@ def _position(session: Session, request: CallRequest) -> Position:
     key = (*place.task, base)
     ordinal = session.ordinals.get(key, 0)
     if ordinal and slot_of(replace(position, call=ordinal - 1)) in session.running:
-        raise Misuse(
-            field=f"effect {request.name!r}",
-            reason=(
-                "two calls of one task run at the same time, so their order cannot identify "
-                "them; give each a call_id="
-            ),
-        )
+        raise _at_once(request)
     session.ordinals[key] = ordinal + 1
     return replace(position, call=ordinal)
+
+
+def _at_once(request: CallRequest) -> Misuse:
+    return Misuse(
+        field=f"effect {request.name!r}",
+        reason=(
+            "two calls of one task run at the same time or inside each other, so their order "
+            "cannot identify them; give each a call_id= of its own"
+        ),
+    )
 
 
 def _outer_steps(session: Session, request: CallRequest) -> list[int]:
@@ -347,9 +354,15 @@ def note(
 
     Raises:
         NotStorable: The receipt is no plain data.
+        Misuse: The call is over.
         Fenced: Another worker has the thread.
     """
     with session.lock:
+        if step.body.slot not in session.running:
+            raise Misuse(
+                field=f"effect {step.request.name!r}, call.note()",
+                reason="the call is over; note what you learn while the body runs",
+            )
         writer = _writer(ports, serde)
         typed = writer.value(dict(receipt), channel=f"(receipt of {step.request.name})")
         step.body = replace(step.body, receipt=typed)
@@ -495,6 +508,23 @@ def _review(
     raise in_doubt(session, body, reason)
 
 
+def step_aside(ports: Ports, session: Session) -> None:
+    """Gives the lease back because a refusal is about to end the run.
+
+    Nothing else would: LangGraph stores no error for it. If the caller catches it and the run
+    goes on, the next publish takes the lease again, and the fence keeps both safe.
+
+    Raises:
+        Fenced: Another worker has the thread.
+        StoreUnavailable: B could not be reached; the lease runs out by itself.
+    """
+    with session.lock:
+        if session.stopped or session.yielded:
+            return
+        session.paused_at = max([session.paused_at or "", *(c for _, c in session.known)])
+        journal.publish(ports, session, free=True)
+
+
 def settle_left_ms(ports: Ports, step: Step) -> int:
     """How long to wait before "absent" may count; 0 when it may."""
     return max(step.absent_from_ms - ports.host.monotonic_ms(), 0)
@@ -554,13 +584,34 @@ def _record(
     session.unfolded[body.slot] = (body.namespace, body.checkpoint_id)
 
 
-def _conflict(session: Session, body: EffectBody, reason: str) -> EffectConflict:
+def _conflict(
+    ports: Ports,
+    session: Session,
+    serde: Serializer,
+    held: EffectBody,
+    request: CallRequest,
+    reason: str,
+) -> EffectConflict:
+    """The error for other arguments than recorded; names what differs, shows no values."""
+    before = {} if held.arguments is None else _load(ports, session, serde, held.arguments)
+    now = request.arguments
+    names = [
+        name
+        for name in sorted(before.keys() | now.keys())
+        if name not in before
+        or name not in now
+        or decide_match([name], {name: now[name]}, before) is not None
+    ]
     return EffectConflict(
-        effect=body.name,
+        effect=held.name,
         thread=session.identity.thread,
-        slot=body.slot.hex(),
-        reason=reason,
-        position=body.position,
+        slot=held.slot.hex(),
+        reason=f"{reason}: {', '.join(names) or 'its inputs'}",
+        position=held.position,
+        key=held.key,
+        differs=names,
+        recorded=held.fingerprint.hex(),
+        proposed=request.fingerprint.hex(),
     )
 
 

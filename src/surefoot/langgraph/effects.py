@@ -12,7 +12,12 @@ import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, overload
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, overload
+
+from langgraph.errors import GraphBubbleUp
+from langgraph.runtime import Runtime
+from langgraph.store.base import BaseStore
 
 from surefoot.errors import Misconfigured, Misuse, SurefootError
 from surefoot.flows import effects as flow
@@ -27,8 +32,7 @@ __all__ = ["EffectCall", "effect"]
 
 R = TypeVar("R")
 _POLL_MS = 200
-_INJECTED = ("RunnableConfig", "Runtime", "ToolRuntime", "BaseStore", "StreamWriter")
-_INJECTED_NAMES = frozenset({"config", "runtime", "store", "writer", "previous"})
+_INJECTED = frozenset({"RunnableConfig", "Runtime", "ToolRuntime", "BaseStore", "StreamWriter"})
 _TOOL = "surefoot_tool"
 
 
@@ -99,6 +103,10 @@ class _Pause:
 _Steps = Generator["_Flow | _User | _Published | _Pause", Any, Any]
 
 
+class _NeverRan(Misuse):
+    """The body is a coroutine function in disguise: it was called, but none of it ran."""
+
+
 # --- the definition ----------------------------------------------------------------------------
 
 
@@ -140,7 +148,7 @@ class _Effect:
             name: value
             for name, value in bound.arguments.items()
             if name not in ("idempotency_key", "call")
-            and not _is_injected(self.signature.parameters[name])
+            and not _is_injected(self.signature.parameters[name], value)
         }
         if self.inputs is None:
             return given
@@ -155,12 +163,35 @@ class _Effect:
         return {name: given[name] for name in self.inputs}
 
 
-def _is_injected(parameter: inspect.Parameter) -> bool:
+def _is_injected(parameter: inspect.Parameter, value: Any) -> bool:
+    """True for what LangGraph hands in beside the arguments: config, runtime, store, writer.
+
+    An annotation decides by its exact type; without one only a value that really is such a
+    thing counts, so that an argument that happens to be called ``store`` stays an argument.
+    """
     annotation = parameter.annotation
-    if annotation is inspect.Parameter.empty:
-        return parameter.name in _INJECTED_NAMES
-    text = annotation if isinstance(annotation, str) else str(annotation)
-    return any(name in text for name in _INJECTED)
+    if annotation is not inspect.Parameter.empty:
+        return bool(_type_names(annotation) & _INJECTED)
+    if isinstance(value, (Runtime, BaseStore)):
+        return True
+    if parameter.name == "config":
+        return isinstance(value, dict) and "configurable" in value
+    return parameter.name == "writer" and inspect.isroutine(value)
+
+
+def _type_names(annotation: Any) -> frozenset[str]:
+    """Names of the types of an annotation, also of one that is text, without ``None``."""
+    if isinstance(annotation, str):
+        parts = annotation.replace("Optional[", "").replace("]", "").split("|")
+        return frozenset(p.split("[")[0].strip().rpartition(".")[2] for p in parts)
+    inner = get_args(annotation) if _is_union(annotation) else (annotation,)
+    return frozenset(
+        getattr(get_origin(part) or part, "__name__", "") or str(part) for part in inner
+    )
+
+
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, UnionType)
 
 
 @overload
@@ -274,6 +305,15 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
         )
     if settings["compare"] and settings["reconcile"] is None:
         raise Misconfigured(field=where, reason="compare= needs reconcile=")
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    unknown = [n for n in settings["compare"] if n not in parameters]
+    if unknown and not open_ended and not callable(settings["inputs"]):
+        raise Misconfigured(field=where, reason=f"compare= names no argument: {unknown[0]!r}")
+    is_async = inspect.iscoroutinefunction(fn)
+    if inspect.iscoroutinefunction(settings["reconcile"]) and not is_async:
+        raise Misconfigured(
+            field=where, reason="an async reconcile= needs an async function; make both alike"
+        )
     if settings["lookup"] not in ("strong", "settling"):
         raise Misconfigured(field=where, reason="lookup is 'strong' or 'settling'")
     if settings["settling"] is not None and settings["settling"] < 0:
@@ -356,7 +396,7 @@ def _steps(spec: _Effect, at: Here, request: flow.CallRequest, args: Any, kwargs
         passed = yield _Published(timeout_ms, lambda: flow.barrier_passed(session, request))
         if not passed:
             raise flow.barrier_timeout(session, request, timeout_ms)
-    step: flow.Step = yield _Flow(lambda: flow.begin(ports, session, serde, request))
+    step: flow.Step = yield from _decided(at, lambda: flow.begin(ports, session, serde, request))
     while step.verdict is Verdict.ASK:
         left_ms = flow.settle_left_ms(ports, step)
         try:
@@ -366,13 +406,35 @@ def _steps(spec: _Effect, at: Here, request: flow.CallRequest, args: Any, kwargs
         except BaseException:
             session.running.discard(step.body.slot)
             raise
-        step = yield _Flow(functools.partial(_take_answer, at, serde, step, answer))
+        step = yield from _decided(at, functools.partial(_take_answer, at, serde, step, answer))
         if step.verdict is Verdict.ASK:
             yield _Pause(max(min(left_ms, 1_000), _POLL_MS))
     if step.verdict is Verdict.REPLAY:
         return step.result
     result = yield from _send(spec, at, serde, step, args, kwargs)
     return result
+
+
+def _decided(at: Here, decide: Callable[[], flow.Step]) -> _Steps:
+    """Carries out a decision; a cancellation that arrives meanwhile takes a start back.
+
+    The flow has ended by then, so it is known that the start is recorded and nothing was sent.
+    """
+    made: list[flow.Step] = []
+    try:
+        yield _Flow(lambda: made.append(decide()))
+    except BaseException as error:
+        for step in made:
+            if step.verdict in (Verdict.RUN, Verdict.RESEND):
+                yield _Flow(
+                    functools.partial(
+                        flow.fail, at.core.ports, at.session, step, error, proven=True
+                    )
+                )
+            else:
+                at.session.running.discard(step.body.slot)
+        raise
+    return made[0]
 
 
 def _send(
@@ -388,8 +450,16 @@ def _send(
     try:
         result = yield _User(functools.partial(spec.fn, *args, **given))
     except BaseException as error:
-        proven = isinstance(error, NotSent)
+        proven = isinstance(error, (NotSent, _NeverRan))
         yield _Flow(functools.partial(flow.fail, ports, session, step, error, proven=proven))
+        if isinstance(error, GraphBubbleUp) and spec.receiver is Receiver.NEITHER:
+            raise Misuse(
+                field=f"effect {spec.name!r}",
+                reason=(
+                    "its body interrupts the run; nobody can prove what it did before, so ask "
+                    "before the effect, outside of it"
+                ),
+            ) from error
         raise
     returned = yield _Flow(functools.partial(flow.finish, ports, session, serde, step, result))
     return returned
@@ -433,21 +503,38 @@ def _prepare(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> tuple[Here, _S
     if "call_id" in kwargs and "call_id" not in spec.signature.parameters:
         call_id = str(kwargs.pop("call_id"))
     call_id = call_id or _tool_place(tool)
+    ours = {"idempotency_key": spec.takes_key, "call": spec.takes_call}
+    given = [name for name, taken in ours.items() if taken and name in kwargs]
+    if given:
+        raise Misuse(
+            field=f"effect {spec.name!r}, {given[0]}",
+            reason="is filled in at the call and must not be passed",
+        )
+    # Bound as the body will be: a call that cannot work is refused before anything is recorded.
+    blanks = {name: None for name, taken in ours.items() if taken}
+    bound = spec.signature.bind(*args, **kwargs, **blanks)
+    bound.apply_defaults()
     at = here(spec.name, [*args, *kwargs.values(), tool])
-    partial = spec.signature.bind_partial(*args, **kwargs)
-    partial.apply_defaults()
-    request = spec.request(at, partial, call_id)
+    request = spec.request(at, bound, call_id)
     return at, _steps(spec, at, request, args, kwargs)
 
 
 def _drive(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> Any:
     """The synchronous shell."""
+    at: Here | None = None
     try:
         at, steps = _prepare(spec, args, dict(kwargs))
         _refuse_own_loop(spec, at)
         return _pump(steps, functools.partial(_act, at))
     except SurefootError as error:
+        if at is not None:
+            _step_aside(at)
         raise bubbling(error) from None
+
+
+def _step_aside(at: Here) -> None:
+    with contextlib.suppress(SurefootError):  # the refusal is what the caller has to see
+        flow.step_aside(at.core.ports, at.session)
 
 
 def _pump(steps: _Steps, act: Callable[[Any], Any]) -> Any:
@@ -466,12 +553,25 @@ def _pump(steps: _Steps, act: Callable[[Any], Any]) -> Any:
 
 
 def _act(at: Here, wanted: _Flow | _User | _Published | _Pause) -> Any:
-    if isinstance(wanted, (_Flow, _User)):
+    if isinstance(wanted, _Flow):
         return wanted.run()
+    if isinstance(wanted, _User):
+        return _not_awaitable(wanted.run())
     if isinstance(wanted, _Published):
         return at.session.wait_change(wanted.timeout_ms / 1000, wanted.until)
     at.core.ports.host.pause(wanted.milliseconds)
     return None
+
+
+def _not_awaitable(result: Any) -> Any:
+    if not inspect.isawaitable(result):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()
+    raise _NeverRan(
+        field="effect",
+        reason="a synchronous effect returned an awaitable, so it has not run; make it async def",
+    )
 
 
 def _refuse_own_loop(spec: _Effect, at: Here) -> None:
@@ -492,6 +592,7 @@ def _refuse_own_loop(spec: _Effect, at: Here) -> None:
 
 async def _drive_async(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> Any:
     """The asynchronous shell."""
+    at: Here | None = None
     try:
         at, steps = _prepare(spec, args, dict(kwargs))
         value: Any = None
@@ -507,6 +608,8 @@ async def _drive_async(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> Any:
             except BaseException as raised:  # noqa: BLE001 - handed to the steps, which re-raise
                 error = raised
     except SurefootError as failed:
+        if at is not None:
+            await at.core.offload.run(_step_aside, at)
         raise bubbling(failed) from None
 
 

@@ -265,7 +265,7 @@ class CheckpointBody:
                 folds=tuple(raw[9]),
                 extra=raw[10],
             )
-        except (IndexError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise _layout("C", error) from None
 
 
@@ -339,7 +339,7 @@ class WritesBody:
                     for b in raw[2]
                 ),
             )
-        except (IndexError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise _layout("W", error) from None
 
 
@@ -426,7 +426,7 @@ class EffectBody:
                 else:
                     known[name] = _str(value)
             return cls(**known)
-        except (IndexError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise _layout("E", error) from None
 
 
@@ -477,7 +477,7 @@ class PruneBody:
         raw = _checked(schema, "P", stored)
         try:
             return cls(tuple(KeptFrame(*item) for item in raw[0]), _str(raw[1]), tuple(raw[2]))
-        except (IndexError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise _layout("P", error) from None
 
 

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from surefoot.rules.envelope import tlv
+from surefoot.rules.fingerprint import Unfingerprintable, fingerprint
 
 __all__ = [
     "Barrier",
@@ -258,9 +259,17 @@ def decide_match(compare: Sequence[str], arguments: Mapping[str, Any], evidence:
             found = getattr(evidence, name)
         else:
             return f"the evidence lacks {name!r}"
-        if type(found) is not type(arguments[name]) or found != arguments[name]:
+        if not _same(found, arguments[name]):
             return f"{name!r} differs"
     return None
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    """Equal as arguments are: by their canonical encoding."""
+    try:
+        return fingerprint(found, effect="") == fingerprint(wanted, effect="")
+    except Unfingerprintable:
+        return False
 
 
 def decide_absent(*, strong: bool, reads: int, settled: bool) -> bool:

@@ -26,6 +26,7 @@ from surefoot.errors import Misuse
 __all__ = ["Unfingerprintable", "fingerprint"]
 
 _MAX_DEPTH = 200
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class Unfingerprintable(Misuse):
@@ -58,6 +59,8 @@ def _frame(tag: bytes, payload: bytes) -> bytes:
 def _encode(value: Any, path: str, effect: str, depth: int) -> bytes:
     if depth > _MAX_DEPTH:
         raise Unfingerprintable(path=path, effect=effect, type_name="(nested too deep)")
+    if isinstance(value, Enum):
+        return _encode(value.value, path, effect, depth + 1)
     scalar = _scalar(value)
     if scalar is not None:
         return scalar
@@ -91,8 +94,9 @@ def _fields(value: Any) -> Mapping[str, Any] | None:
     """Fields of a model, data class or named tuple; None for other objects."""
     if isinstance(value, type):
         return None
-    if hasattr(value, "model_fields") or hasattr(type(value), "model_fields"):
-        return {name: getattr(value, name) for name in type(value).model_fields}
+    if hasattr(type(value), "model_fields"):
+        named = {name: getattr(value, name) for name in type(value).model_fields}
+        return {**named, **(getattr(value, "__pydantic_extra__", None) or {})}
     if dataclasses.is_dataclass(value):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if hasattr(value, "_asdict"):
@@ -103,14 +107,13 @@ def _fields(value: Any) -> Mapping[str, Any] | None:
 
 def _scalar(value: Any) -> bytes | None:
     """Encoding of a value without parts; None when it is no scalar."""
-    if isinstance(value, Enum):
-        return _scalar(value.value) or _frame(b"?", repr(value.value).encode())
     if value is None:
         return _frame(b"0", b"")
     if isinstance(value, bool):
         return _frame(b"b", b"1" if value else b"0")
     if isinstance(value, int):
-        return _frame(b"i", str(int(value)).encode())
+        size = value.bit_length() // 8 + 1
+        return _frame(b"i", int(value).to_bytes(size, "big", signed=True))
     if isinstance(value, float):
         return _frame(b"f", b"nan" if math.isnan(value) else struct.pack(">d", value))
     if isinstance(value, str):
@@ -120,17 +123,27 @@ def _scalar(value: Any) -> bytes | None:
     return _scalar_object(value)
 
 
+def _decimal(value: Decimal) -> bytes:
+    """Sign, digits without trailing zeros, exponent: independent of any decimal context."""
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        return str(value).encode()
+    kept = "".join(map(str, digits)).lstrip("0").rstrip("0")
+    moved = len("".join(map(str, digits)).lstrip("0")) - len(kept)
+    return f"{sign}:{kept or 0}:{exponent + moved if kept else 0}".encode()
+
+
 def _scalar_object(value: Any) -> bytes | None:
     if isinstance(value, datetime):
         if value.tzinfo is None:
             return _frame(b"d", b"naive" + value.isoformat().encode())
-        return _frame(b"d", value.astimezone(timezone.utc).isoformat().encode())
+        return _frame(b"d", str((value - _EPOCH) // timedelta(microseconds=1)).encode())
     if isinstance(value, (date, time)):
         return _frame(b"t", type(value).__name__.encode() + value.isoformat().encode())
     if isinstance(value, timedelta):
         return _frame(b"e", str(value // timedelta(microseconds=1)).encode())
     if isinstance(value, Decimal):
-        return _frame(b"D", str(value.normalize() if value.is_finite() else value).encode())
+        return _frame(b"D", _decimal(value))
     if isinstance(value, UUID):
         return _frame(b"u", value.bytes)
     if isinstance(value, PurePath):
