@@ -1061,7 +1061,7 @@ def test_postgres_role_that_may_only_use_the_table(postgres_url: str) -> None:
     owner = PostgresHighWater(postgres_url, schema="mark")
     owner.setup()
     limited = PostgresHighWater(fresh_role(postgres_url), schema="mark")
-    with pytest.raises(StoreUnavailable, match="permission denied"):
+    with pytest.raises(Misconfigured, match="permission denied"):
         limited.read("tenant", "t")
     with psycopg.connect(postgres_url, autocommit=True) as conn:
         conn.execute("GRANT USAGE ON SCHEMA mark TO PUBLIC")
@@ -1076,7 +1076,7 @@ def test_postgres_role_that_may_only_use_the_table(postgres_url: str) -> None:
 @pytest.mark.postgres
 def test_postgres_role_that_may_not_create_is_told(postgres_url: str) -> None:
     store = PostgresHighWater(fresh_role(postgres_url), schema="mark")
-    with pytest.raises(StoreUnavailable, match="permission denied"):
+    with pytest.raises(Misconfigured, match="permission denied"):
         store.setup()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import ormsgpack
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.rules.bodies import (
@@ -150,11 +150,13 @@ def refused(kind: str, stored: bytes, schema: int = 1) -> str:
 # --- round trips -------------------------------------------------------------------------------
 
 
+@settings(max_examples=50)
 @given(_CHECKPOINT)
 def test_checkpoints_come_back(body: CheckpointBody) -> None:
     assert CheckpointBody.unpack(1, body.pack()) == body
 
 
+@settings(max_examples=50)
 @given(_WRITES)
 def test_writes_come_back(body: WritesBody) -> None:
     assert WritesBody.unpack(1, body.pack()) == body
@@ -252,6 +254,7 @@ _JSON = st.recursive(
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
+@settings(max_examples=40)
 @given(document=_JSON)
 def test_any_document_is_read_or_a_body_error(kind: str, document: Any) -> None:
     try:

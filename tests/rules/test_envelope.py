@@ -47,9 +47,7 @@ def key_of(_: str) -> bytes:
 
 def sealed(records: tuple[Record, ...] = ONE, *, floor: int = 0) -> SealedFrame:
     after = Link(41, hashlib.sha256(b"before").digest())
-    return seal_frame(
-        IDENTITY, 7, after, records, key_id="k1", seal_key=KEY, early_floor=floor
-    )
+    return seal_frame(IDENTITY, 7, after, records, key_id="k1", seal_key=KEY, early_floor=floor)
 
 
 def verified(frame: SealedFrame, **changed: object) -> Frame:
@@ -69,6 +67,15 @@ def refused(frame: SealedFrame, **changed: object) -> str:
     with pytest.raises(EnvelopeError) as caught:
         verified(frame, **changed)
     return str(caught.value)
+
+
+def believes_nothing_new(frame: SealedFrame, head: bytes) -> None:
+    """Without bodies their lengths are not looked at; nothing else may be changed."""
+    try:
+        seen = verified(frame, head=head, body=None)
+    except EnvelopeError:
+        return
+    assert seen == verified(frame, body=None)
 
 
 def flipped(raw: bytes, bit: int) -> bytes:
@@ -148,7 +155,7 @@ def test_every_flipped_bit_of_a_head_is_refused(records: tuple[Record, ...]) -> 
     for bit in range(len(frame.head) * 8):
         changed = flipped(frame.head, bit)
         refused(frame, head=changed)
-        refused(frame, head=changed, body=None)
+        believes_nothing_new(frame, changed)
 
 
 @pytest.mark.parametrize("records", [ONE, THREE], ids=["one", "three"])
@@ -310,7 +317,7 @@ def test_no_edit_of_a_head_verifies(data: st.DataObject) -> None:
     if changed == frame.head:
         return
     refused(frame, head=changed)
-    refused(frame, head=changed, body=None)
+    believes_nothing_new(frame, changed)
 
 
 def test_a_message_shows_no_stored_bytes() -> None:
@@ -343,7 +350,7 @@ def test_what_cannot_be_sealed_is_refused() -> None:
         lambda: seal([record], "k" * 256),
         lambda: seal([record], "ü" * 128),
     ):
-        with pytest.raises(ValueError, match="holds|has"):
+        with pytest.raises(ValueError, match=r"holds|has"):
             broken()
 
 

@@ -23,7 +23,13 @@ BROKEN = "a seal does not match"
 _SHAPES = [
     (stored, witnessed, seq, head, sibling, broken, missing)
     for stored, witnessed, seq, head, sibling, broken, missing in product(
-        (False, True), (False, True), (0, 9), (False, True), (False, True), (None, BROKEN), (None, 4)
+        (False, True),
+        (False, True),
+        (0, 9),
+        (False, True),
+        (False, True),
+        (None, BROKEN),
+        (None, 4),
     )
     if (witnessed or not seq)
     and not (head and sibling)

@@ -99,7 +99,9 @@ def test_ancestors_of_another_namespace_do_not_count() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(-1, 8), st.sets(st.sampled_from("mn")), st.sets(st.sampled_from("mn"))),
+        st.tuples(
+            st.integers(-1, 8), st.sets(st.sampled_from("mn")), st.sets(st.sampled_from("mn"))
+        ),
         min_size=1,
         max_size=9,
     ),

@@ -76,9 +76,10 @@ def test_an_interrupt_after_a_normal_write() -> None:
 
 
 def test_a_mixed_batch_never_replaces() -> None:
-    assert stands(
-        batch("t", (-1, "e1"), replaces=True), batch("t", (-1, "e2"), (0, "a"))
-    ) == [("t", -1, b"e1"), ("t", 0, b"a")]
+    assert stands(batch("t", (-1, "e1"), replaces=True), batch("t", (-1, "e2"), (0, "a"))) == [
+        ("t", -1, b"e1"),
+        ("t", 0, b"a"),
+    ]
 
 
 def test_tasks_do_not_meet() -> None:

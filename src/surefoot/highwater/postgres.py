@@ -35,6 +35,8 @@ _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
 _REPEATS_MAX = 3
 
 _GUARD = "SF001"
+#: insufficient_privilege: trying again does not help.
+_NO_RIGHT = "42501"
 _UNKNOWN_COMPLETION = "40003"
 _TRY_AGAIN = frozenset({"40001", "40P01"})
 _NOT_THERE = frozenset({"42P01", "42703", "3F000"})
@@ -183,7 +185,7 @@ class PostgresHighWater(SqlHighWater):
         """
         try:
             found = self._run("identity", {}, lambda rows: _plain(rows[0][0]), thread=None)
-        except StoreUnavailable:
+        except (StoreUnavailable, Misconfigured):
             row = self._durability()  # raises when it was not about permission
             return f"postgresql:started:{_plain(row[5])}:{_plain(row[6])}"
         return f"postgresql:system:{found}"
@@ -262,6 +264,8 @@ class PostgresHighWater(SqlHighWater):
             return Misuse(field="highwater", reason=text.removeprefix("surefoot guard: "))
         if state in _RULE_BROKEN:
             return MarkCorrupt(thread=thread, reason=f"the stored row breaks its rules: {text}")
+        if state == _NO_RIGHT:
+            return Misconfigured(field="role", reason=f"{self.shown}: {text}")
         return self._unavailable(f"{text} ({state})")
 
     def _unavailable(self, reason: str) -> StoreUnavailable:

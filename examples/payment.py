@@ -1,0 +1,90 @@
+"""A payment agent that can be killed at any moment: run it, kill it, run it again.
+
+    python examples/payment.py
+
+It talks to the payment service of the demo, which it starts itself, and keeps its stores in the
+folder `payment-example` of the working directory.
+"""
+
+from __future__ import annotations
+
+import operator
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from langgraph.graph import END, START, StateGraph
+
+from surefoot import Absent, Committed, EffectCall, Keyring, SurefootSaver, effect
+from surefoot.demo.payments_client import PaymentService, charge as post_charge, find
+
+FOLDER = Path("payment-example")
+
+
+class State(TypedDict):
+    """What the agent was asked, and what it did."""
+
+    invoice: str
+    amount: int
+    log: Annotated[list[str], operator.add]
+
+
+def agent(url: str) -> StateGraph[Any, Any, Any, Any]:
+    """The graph: check, charge, tell."""
+
+    def lookup(call: EffectCall) -> Committed | Absent:
+        found = find(url, key=call.key)
+        return Committed(found[0]) if found else Absent()
+
+    @effect(reconcile=lookup, compare=["amount", "currency"])
+    def charge(
+        invoice: str, amount: int, currency: str, *, idempotency_key: str
+    ) -> dict[str, Any]:
+        return post_charge(url, "lookup", invoice, amount, currency, idempotency_key)
+
+    def check(state: State) -> dict[str, Any]:
+        return {"log": [f"{state['invoice']} is within budget"]}
+
+    def pay(state: State) -> dict[str, Any]:
+        paid = charge(state["invoice"], state["amount"], "EUR")
+        return {"log": [f"charged {paid['amount']} as {paid['id']}"]}
+
+    graph = StateGraph(State)
+    graph.add_node("check", check)
+    graph.add_node("pay", pay)
+    graph.add_edge(START, "check")
+    graph.add_edge("check", "pay")
+    graph.add_edge("pay", END)
+    return graph
+
+
+def main() -> None:
+    """Runs the agent, or goes on where an earlier process stopped."""
+    FOLDER.mkdir(exist_ok=True)
+    keys = FOLDER / "keys.json"
+    if not keys.exists():
+        Keyring.generate().to_file(keys)
+    config: Any = {"configurable": {"thread_id": "INV-771"}}
+    with (
+        PaymentService(FOLDER / "payments.db") as service,
+        SurefootSaver.from_conn_string(
+            f"sqlite:///{FOLDER / 'agent.db'}",
+            highwater=f"sqlite:///{FOLDER / 'highwater.db'}",
+            keys=Keyring.from_file(keys),
+        ) as saver,
+    ):
+        saver.setup()
+        graph = agent(service.url).compile(checkpointer=saver)
+        state = graph.get_state(config)
+        if state.next:  # an earlier process was killed: go on where it stopped
+            final = graph.invoke(None, config)
+        elif state.values:  # an earlier process finished; another input would be another payment
+            final = state.values
+        else:
+            final = graph.invoke({"invoice": "INV-771", "amount": 4200, "log": []}, config)
+        for line in final["log"]:
+            print(line)
+        print(f"charges at the service: {service.audit().count('INV-771')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""Running a side effect: identity, and the whole table of what a call does (E1 to E9)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surefoot.rules.answers import Absent, Committed, Conflicting, Unknown
+from surefoot.rules.effects import (
+    Barrier,
+    BarrierFacts,
+    CallFacts,
+    Position,
+    Receiver,
+    Verdict,
+    decide_absent,
+    decide_barrier,
+    decide_call,
+    decide_match,
+    idempotency_key,
+    slot_of,
+    strip_task_ids,
+)
+
+pytestmark = pytest.mark.optimized
+
+K, L, N = Receiver.DEDUPLICATES, Receiver.CAN_BE_ASKED, Receiver.NEITHER
+RUN, REPLAY, RESEND = Verdict.RUN, Verdict.REPLAY, Verdict.RESEND
+ASK, CONFLICT, REFUSE = Verdict.ASK, Verdict.CONFLICT, Verdict.REFUSE
+
+# --- the table ---------------------------------------------------------------------------------
+
+#: state -> receiver -> verdict (same arguments): without an intent, with one.
+SAME: dict[str | None, dict[Receiver, tuple[Verdict, Verdict]]] = {
+    None: {K: (RUN, RUN), L: (RUN, ASK), N: (RUN, REFUSE)},
+    "started": {K: (RESEND, RESEND), L: (RUN, ASK), N: (RUN, REFUSE)},
+    "in_doubt": {K: (RESEND, RESEND), L: (ASK, ASK), N: (REFUSE, REFUSE)},
+    "failed": {K: (RUN, RUN), L: (RUN, RUN), N: (RUN, RUN)},
+    "absent": {K: (RUN, RUN), L: (RUN, RUN), N: (RUN, RUN)},
+    "succeeded": {K: (REPLAY, REPLAY), L: (REPLAY, REPLAY), N: (REPLAY, REPLAY)},
+    "needs_review": {K: (REFUSE, REFUSE), L: (REFUSE, REFUSE), N: (REFUSE, REFUSE)},
+    "abandoned": {K: (REFUSE, REFUSE), L: (REFUSE, REFUSE), N: (REFUSE, REFUSE)},
+    "compensated": {K: (REFUSE, REFUSE), L: (REFUSE, REFUSE), N: (REFUSE, REFUSE)},
+    "a state of tomorrow": {K: (REFUSE, REFUSE), L: (REFUSE, REFUSE), N: (REFUSE, REFUSE)},
+}
+#: With other arguments everything is a conflict, except where nothing can have happened.
+OTHER: dict[str | None, Verdict | None] = {
+    None: None,
+    "failed": None,
+    "absent": None,
+    "started": CONFLICT,
+    "in_doubt": CONFLICT,
+    "succeeded": CONFLICT,
+    "needs_review": CONFLICT,
+    "abandoned": CONFLICT,
+    "compensated": CONFLICT,
+    "a state of tomorrow": CONFLICT,
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "receiver", "same", "intent", "tainted"),
+    [*product(SAME, Receiver, (True, False), (False, True), (False, True))],
+)
+def test_every_call(
+    state: str | None, receiver: Receiver, same: bool, intent: bool, tainted: bool
+) -> None:
+    call = decide_call(CallFacts(receiver, state, same, intent, tainted))
+    expected = SAME[state][receiver][intent]
+    if not same:
+        expected = OTHER[state] or expected
+    assert call.verdict is expected
+    assert call.reason
+
+
+def test_the_table_is_whole() -> None:
+    assert SAME.keys() == OTHER.keys()
+    assert all(set(row) == set(Receiver) for row in SAME.values())
+    assert {v for row in SAME.values() for pair in row.values() for v in pair} == {
+        *Verdict
+    } - {CONFLICT}
+
+
+@pytest.mark.parametrize("state", [*SAME])
+@pytest.mark.parametrize("intent", [False, True])
+def test_class_n_never_runs_over_an_intent(state: str | None, intent: bool) -> None:
+    """The one line that must hold whatever else changes: intent and no proof means stop."""
+    for same, tainted in product((True, False), (True, False)):
+        verdict = decide_call(CallFacts(N, state, same, intent, tainted)).verdict
+        if intent and state not in ("failed", "absent"):
+            assert verdict in (REPLAY, REFUSE, CONFLICT)
+
+
+def test_only_class_k_is_resent() -> None:
+    for receiver, state, same, intent in product(Receiver, SAME, (True, False), (True, False)):
+        verdict = decide_call(CallFacts(receiver, state, same, intent, True)).verdict
+        assert verdict is not RESEND or receiver is K
+        assert verdict is not ASK or receiver is L
+
+
+# --- E1 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("durability", "receiver", "barrier"),
+    [
+        *((mode, r, Barrier.WAIT) for mode in ("async", "sync") for r in Receiver),
+        ("exit", K, Barrier.PASS),
+        ("exit", L, Barrier.REFUSE),
+        ("exit", N, Barrier.REFUSE),
+        ("a mode of tomorrow", N, Barrier.WAIT),
+    ],
+)
+def test_the_barrier(durability: str, receiver: Receiver, barrier: Barrier) -> None:
+    assert decide_barrier(BarrierFacts(durability, receiver)) is barrier
+
+
+# --- E4: the slot --------------------------------------------------------------------------------
+
+HERE = Position("tenant", "thread", 1, b"", (3,), "", "(pull,pay)", "charge", 0)
+CHANGES: dict[str, Any] = {
+    "tenant": "other",
+    "thread": "other",
+    "incarnation": 2,
+    "branch": bytes(32),
+    "steps": (4,),
+    "namespace": "sub",
+    "path": "(pull,other)",
+    "name": "refund",
+    "call": 1,
+}
+
+
+def test_a_slot_is_32_bytes_and_always_the_same() -> None:
+    assert slot_of(HERE) == slot_of(replace(HERE))
+    assert len(slot_of(HERE)) == 32
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Position)])
+def test_each_part_of_a_position_counts(field: str) -> None:
+    assert slot_of(replace(HERE, **{field: CHANGES[field]})) != slot_of(HERE)
+
+
+def test_all_changes_give_slots_of_their_own() -> None:
+    slots = {slot_of(HERE)} | {slot_of(replace(HERE, **{k: v})) for k, v in CHANGES.items()}
+    assert len(slots) == len(CHANGES) + 1
+
+
+def test_an_ordinal_and_a_call_id_that_look_alike_differ() -> None:
+    calls: list[int | str] = [0, 1, "0", "1", "#", "id", "", "\0" * 7 + "\1", "\ud800"]
+    assert len({slot_of(replace(HERE, call=call)) for call in calls}) == len(calls)
+
+
+def test_steps_are_a_list_not_a_sum() -> None:
+    steps = [(), (1,), (1, 2), (2, 1), (12,), (-1,), (-1, 2), (0,), (0, 0)]
+    assert len({slot_of(replace(HERE, steps=s)) for s in steps}) == len(steps)
+
+
+_TEXT = st.text(st.characters(), max_size=6)
+_POSITION = st.builds(
+    Position,
+    _TEXT,
+    _TEXT,
+    st.integers(1, 3),
+    st.binary(max_size=3),
+    st.lists(st.integers(-3, 5), max_size=3).map(tuple),
+    _TEXT,
+    _TEXT,
+    _TEXT,
+    st.integers(0, 3) | _TEXT,
+)
+
+
+@given(_POSITION, _POSITION)
+def test_two_positions_share_no_slot(one: Position, other: Position) -> None:
+    assert (slot_of(one) == slot_of(other)) == (one == other)
+
+
+def test_where_a_call_was_is_readable() -> None:
+    assert HERE.shown() == "(root) step 3 task (pull,pay) call 0"
+    deep = replace(HERE, steps=(1, 4), namespace="a|b", call="mail-2")
+    assert deep.shown() == "a|b step 1.4 task (pull,pay) call mail-2"
+
+
+@pytest.mark.parametrize(
+    ("namespace", "stripped"),
+    [
+        ("", ""),
+        ("a:1f-2", "a"),
+        ("a:1|b:2", "a|b"),
+        ("a:1|2|b:3", "a|2|b"),
+        ("a", "a"),
+        ("a:1:2", "a"),
+    ],
+)
+def test_task_ids_are_no_part_of_a_place(namespace: str, stripped: str) -> None:
+    assert strip_task_ids(namespace) == stripped
+
+
+# --- E9: the key -------------------------------------------------------------------------------
+
+
+def test_the_key_is_a_keyed_digest_of_the_slot() -> None:
+    slot = slot_of(HERE)
+    key = idempotency_key(bytes(32), slot)
+    assert key == idempotency_key(bytes(32), slot)
+    assert len(key) == 32
+    assert set(key) <= set("0123456789abcdef")
+    assert key != idempotency_key(bytes(31) + b"\1", slot)
+    assert key != idempotency_key(bytes(32), slot_of(replace(HERE, call=1)))
+
+
+def test_the_key_of_a_fixed_slot_never_changes() -> None:
+    """A golden value: another one would charge everybody twice after an upgrade."""
+    assert slot_of(HERE).hex() == SLOT
+    assert idempotency_key(bytes(range(32)), slot_of(HERE)) == KEY
+
+
+SLOT = "f1bd3a4133945eb344b4a6c4442f6ea838a0096d292b0ab9ae703d92bf68666c"
+KEY = "aa473cabc80a5994549db52d5600de5c"
+
+# --- E5, E8: what an answer is worth -----------------------------------------------------------
+
+
+class Money:
+    def __init__(self, amount: object) -> None:
+        self.amount = amount
+
+
+@pytest.mark.parametrize(
+    ("compare", "arguments", "evidence", "sentence"),
+    [
+        ([], {}, None, None),
+        ([], {"amount": 1}, {"amount": 2}, None),
+        (["amount"], {"amount": 1}, {"amount": 1}, None),
+        (["amount"], {"amount": 1, "to": "x"}, {"amount": 1, "to": "y", "id": 7}, None),
+        (["amount", "to"], {"amount": 1, "to": "x"}, {"amount": 1, "to": "y"}, "'to' differs"),
+        (["amount"], {"amount": 1}, {"amount": 2}, "'amount' differs"),
+        (["amount"], {"amount": 1}, {"amount": "1"}, "'amount' differs"),
+        (["amount"], {"amount": 1}, {"amount": True}, "'amount' differs"),
+        (["amount"], {"amount": 1}, {"amount": None}, "'amount' differs"),
+        (["amount"], {"amount": 1}, {}, "the evidence lacks 'amount'"),
+        (["amount"], {"amount": 1}, None, "the evidence lacks 'amount'"),
+        (["amount"], {"amount": 1}, [1], "the evidence lacks 'amount'"),
+        (["amount"], {"amount": 1}, Money(1), None),
+        (["amount"], {"amount": 1}, Money(2), "'amount' differs"),
+        (["amount"], {"amount": None}, {"amount": None}, None),
+        (["amout"], {"amount": 1}, {"amount": 1, "amout": 1}, "compare names 'amout'"),
+    ],
+)
+def test_is_what_a_lookup_found_this_effect(
+    compare: list[str], arguments: dict[str, Any], evidence: object, sentence: str | None
+) -> None:
+    said = decide_match(compare, arguments, evidence)
+    if sentence is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert sentence in said
+
+
+def test_a_difference_is_told_without_values() -> None:
+    said = decide_match(["to"], {"to": "alice@example.org"}, {"to": "bob@example.org"})
+    assert said is not None
+    assert "alice" not in said
+    assert "bob" not in said
+
+
+class Currency(Enum):
+    EUR = "EUR"
+
+
+@pytest.mark.parametrize(
+    ("argument", "found"),
+    [(Currency.EUR, "EUR"), ((1, 2), [1, 2]), (b"x", bytearray(b"x")), ({1: (2,)}, {1: [2]})],
+    ids=repr,
+)
+def test_what_counts_as_the_same_argument_counts_as_the_same_evidence(
+    argument: object, found: object
+) -> None:
+    assert decide_match(["a"], {"a": argument}, {"a": found}) is None
+
+
+@pytest.mark.parametrize(
+    ("strong", "reads", "settled"), [*product((False, True), range(4), (False, True))]
+)
+def test_when_absent_counts(strong: bool, reads: int, settled: bool) -> None:
+    counts = decide_absent(strong=strong, reads=reads, settled=settled)
+    assert counts == (settled and (strong or reads >= 2))
+
+
+@pytest.mark.parametrize(
+    ("answer", "attribute"),
+    [
+        (lambda: Committed({"id": 1}), "evidence"),
+        (Absent, "evidence"),
+        (lambda: Conflicting([1, 2]), "reason"),
+        (Unknown, "reason"),
+    ],
+)
+def test_answers_are_facts(answer: Callable[[], Any], attribute: str) -> None:
+    made = answer()
+    with pytest.raises((AttributeError, TypeError)):
+        setattr(made, attribute, "changed")
+    assert made == answer()
+
+
+def test_a_committed_effect_returns_its_evidence_unless_told_otherwise() -> None:
+    assert Committed({"id": 1}).returned() == {"id": 1}
+    assert Committed({"id": 1}, result="ok").returned() == "ok"
+    assert Committed({"id": 1}, result=None).returned() is None

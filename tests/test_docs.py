@@ -1,0 +1,76 @@
+"""The documents say what is there: every rule, error, path and example."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import surefoot.rules.fingerprint
+from surefoot import errors
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), ROOT / "CONTRIBUTING.md"])
+assert surefoot.rules.fingerprint  # defines an error of its own
+
+
+def every_error(cls: type[errors.SurefootError]) -> list[type[errors.SurefootError]]:
+    found = [sub for sub in cls.__subclasses__() if sub.__module__.startswith("surefoot.")]
+    return [*found, *(deeper for sub in found for deeper in every_error(sub))]
+
+
+def test_every_error_has_cause_and_remedy() -> None:
+    text = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([A-Z_]+)` \| `(\w+)` \| [^|]+ \| [^|]+ \|$", text, re.M))
+    groups = {"REFUSED", "UNAVAILABLE"}
+    public = {c.code: c.__name__ for c in every_error(errors.SurefootError) if "_" != c.__name__[0]}
+    missing = {code: name for code, name in public.items() if code not in rows} 
+    assert {code for code in missing if code not in groups} == set()
+    assert {code for code in rows if code not in public} == set()
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_and_paths_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / target).exists(), f"{page.name}: broken link {target}"
+    for path in re.findall(r"`((?:src|tests|docs|examples|scripts)/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), f"{page.name}: no such path {path}"
+
+
+def test_rules_name_code_and_tests_that_exist() -> None:
+    text = (ROOT / "docs/rules.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([PER]\d+[bc]?) \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", text, re.M)
+    wanted = [f"P{n}" for n in range(8)] + [f"E{n}" for n in range(1, 11)] + ["E4b", "E4c"]
+    wanted += [f"R{n}" for n in range(1, 14)]
+    assert sorted(rule for rule, _, _ in rows) == sorted(wanted)
+    for rule, code, test in rows:
+        for path in re.findall(r"`([\w/]+\.(?:py|sql))`", code):
+            assert (ROOT / "src/surefoot" / path).exists(), f"{rule}: no {path}"
+        for path in re.findall(r"`([\w/]+\.py)`", test):
+            assert (ROOT / "tests" / path).exists(), f"{rule}: no test {path}"
+        for path, name in re.findall(r"`([\w/]+\.py)` (decide_\w+|slot_of|idempotency_key)", code):
+            source = (ROOT / "src/surefoot" / path).read_text(encoding="utf-8")
+            assert f"def {name}(" in source, f"{rule}: no {name} in {path}"
+        if code.strip() != "planned":
+            assert test.strip() != "planned", f"{rule} is implemented and names no test"
+
+
+@pytest.mark.parametrize("example", sorted(ROOT.glob("examples/*.py")), ids=lambda p: p.name)
+def test_examples_run_and_run_again(example: Path, tmp_path: Path) -> None:
+    outputs = [
+        subprocess.run(
+            [sys.executable, str(example)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for _ in range(2)
+    ]
+    assert outputs[0] == outputs[1]
+    assert "charges at the service: 1" in outputs[1]
