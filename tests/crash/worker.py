@@ -5,6 +5,7 @@ child for each order that comes over the socket. A child runs one workload on on
 prints, one line each::
 
     AT <boundary>          it stands at this boundary and waits to be killed (or for ``go``)
+    FAILED                 the error of a task is stored
     ANSWERED <json>        one invocation returned; only when it was told to wait in between
     RAISED <json>          an invocation raised: the error's class and fields
     TRACE <json>           boundaries of the whole run
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.crash.stores import Place
-from tests.crash.workloads import DONE, WORKLOADS, Pay, invoke, next_input
+from tests.crash.workloads import DONE, FAILING, WORKLOADS, Pay, invoke, next_input
 
 from surefoot import ResumePolicy, SurefootSaver
 from surefoot.demo import payments_client
@@ -62,6 +63,7 @@ class Order:
         inputs: What to give to the graph instead of what the state asks for.
         wait: Wait for a line on standard input after this many invocations.
         settling: Of the lookup, in seconds.
+        fail: The workload's failing branch fails.
     """
 
     place: Mapping[str, str]
@@ -77,6 +79,7 @@ class Order:
     inputs: tuple[Any, ...] | None = None
     wait: int | None = None
     settling: float = 0.25
+    fail: bool = False
 
 
 class Shop:
@@ -134,12 +137,20 @@ class WatchedSaver(SurefootSaver):
             "saver.put_writes",
             lambda: super(WatchedSaver, self).put_writes(config, writes, task_id, task_path),
         )
+        _tell_failure(writes)
 
     async def aput_writes(
         self, config: Any, writes: Any, task_id: str, task_path: str = ""
     ) -> None:
         await asyncio.to_thread(self.plan.around, "saver.put_writes", lambda: None)
         await super().aput_writes(config, writes, task_id, task_path)
+        _tell_failure(writes)
+
+
+def _tell_failure(writes: Any) -> None:
+    """The error of a task is stored, and the lease was given back with it."""
+    if any(channel == "__error__" for channel, _ in writes):
+        say("FAILED")
 
 
 def _inside_transactions(plan: Plan) -> None:
@@ -178,10 +189,12 @@ def work(order: Order) -> None:
     if place.backend == "sqlite":
         _inside_transactions(plan)
     saver = _opened(place, order, plan)
-    spec = next(w for w in WORKLOADS if w.name == order.workload)
+    spec = next(w for w in (*WORKLOADS, FAILING) if w.name == order.workload)
     pay = Pay(
         Shop(order.url, plan), order.thread, is_async=order.is_async, settling=order.settling
     )
+    if order.fail:
+        pay.before_failing = _gate.wait
     graph = spec.build(pay).compile(checkpointer=saver)
     looking = spec.build(pay).compile(checkpointer=place.open())
     config = {"configurable": {"thread_id": order.thread}}

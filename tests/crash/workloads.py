@@ -18,7 +18,7 @@ from langgraph.types import Command, Send, interrupt
 from surefoot import Absent, Committed, Unknown, effect
 from surefoot.langgraph.effects import EffectCall
 
-__all__ = ["DONE", "WORKLOADS", "Pay", "Receiver", "State", "Workload", "invoke", "next_input"]
+__all__ = ["DONE", "FAILING", "WORKLOADS", "Pay", "Receiver", "State", "Workload", "invoke", "next_input"]
 
 #: Mode of the receiver by class: it deduplicates, it can be asked, neither.
 MODES = {"K": "idempotent", "L": "lookup", "N": "neither"}
@@ -47,6 +47,8 @@ class Pay:
     ) -> None:
         self.thread = thread
         self.is_async = is_async
+        #: What the failing branch of `failing` waits for; None when it shall not fail.
+        self.before_failing: Callable[[], object] | None = None
 
         def body(kind: str) -> Callable[..., Any]:
             def pay(invoice: str, amount: int, *, idempotency_key: str) -> dict[str, Any]:
@@ -243,6 +245,23 @@ def loop(pay: Pay) -> Graph:
     return graph
 
 
+def failing(pay: Pay) -> Graph:
+    """Two branches: one pays, the other fails where it is told to."""
+    graph = StateGraph(State)
+
+    def fail(state: State) -> State:
+        if pay.before_failing is not None:
+            pay.before_failing()
+            raise ValueError("this branch fails")
+        return {"notes": ["did not fail"]}
+
+    graph.add_node("sibling", pay.node(("K", "sibling")))
+    graph.add_node("fail", fail)
+    graph.add_edge(START, "sibling")
+    graph.add_edge(START, "fail")
+    return graph
+
+
 @dataclass(frozen=True)
 class Workload:
     """A graph and what it must have done in the end.
@@ -281,6 +300,9 @@ WORKLOADS: Sequence[Workload] = (
     ),
     Workload("loop", loop, {("K", "round-0"): 1, ("L", "round-1"): 1, ("K", "round-2"): 1}),
 )
+
+#: Not among those that are enumerated, because it fails.
+FAILING = Workload("failing", failing, {("K", "sibling"): 1}, sequential=False)
 
 #: There is nothing left to do.
 DONE = object()

@@ -84,9 +84,9 @@ def test_every_call(
 def test_the_table_is_whole() -> None:
     assert SAME.keys() == OTHER.keys()
     assert all(set(row) == set(Receiver) for row in SAME.values())
-    assert {v for row in SAME.values() for pair in row.values() for v in pair} == {
-        *Verdict
-    } - {CONFLICT}
+    assert {v for row in SAME.values() for pair in row.values() for v in pair} == {*Verdict} - {
+        CONFLICT
+    }
 
 
 @pytest.mark.parametrize("state", [*SAME])

@@ -4,7 +4,7 @@ A thread's journal is a chain of records. One or more records travel in a *frame
 one commit. The digest of a record is::
 
     SHA-256(TLV("rec/v1", tenant, thread, incarnation, seq, epoch, kind, schema, subject,
-                prev, SHA-256(body), key id))
+                prev, SHA-256(body), length of body, key id))
 
 and a frame is sealed by one HMAC over the digest of its last record, which names all others
 through ``prev``::
@@ -192,14 +192,14 @@ def record_digest(
     epoch: int,
     record: tuple[int, int, bytes],
     prev: bytes,
-    body_digest: bytes,
+    body: tuple[bytes, int],
     key_id: str,
 ) -> bytes:
-    """Digest of one record; ``record`` is (kind, schema, subject)."""
+    """Digest of one record; ``record`` is (kind, schema, subject), ``body`` (digest, length)."""
     kind, schema, subject = record
     return hashlib.sha256(
         _identity_prefix(identity)
-        + tlv(link_seq, epoch, kind, schema, subject, prev, body_digest, key_id)
+        + tlv(link_seq, epoch, kind, schema, subject, prev, *body, key_id)
     ).digest()
 
 
@@ -250,7 +250,7 @@ def seal_frame(
             epoch,
             (record.kind, record.schema, record.subject),
             prev,
-            body_digest,
+            (body_digest, len(record.body)),
             key_id,
         )
         links.append(Link(seq, prev))
@@ -351,7 +351,7 @@ def verify_frame(
     for kind, schema, subject, length, body_digest in parts:
         seq += 1
         digest = record_digest(
-            identity, seq, epoch, (kind, schema, subject), prev, body_digest, key_id
+            identity, seq, epoch, (kind, schema, subject), prev, (body_digest, length), key_id
         )
         records.append((Link(seq, digest), prev, kind, schema, subject, length, body_digest))
         prev = digest
