@@ -27,7 +27,7 @@ def test_every_error_has_cause_and_remedy() -> None:
     rows = dict(re.findall(r"^\| `([A-Z_]+)` \| `(\w+)` \| [^|]+ \| [^|]+ \|$", text, re.M))
     groups = {"REFUSED", "UNAVAILABLE"}
     public = {c.code: c.__name__ for c in every_error(errors.SurefootError) if "_" != c.__name__[0]}
-    missing = {code: name for code, name in public.items() if code not in rows} 
+    missing = {code: name for code, name in public.items() if code not in rows}
     assert {code for code in missing if code not in groups} == set()
     assert {code for code in rows if code not in public} == set()
 

@@ -320,14 +320,29 @@ class Session:
         """
         return self.stopped or self.yielded or self.has_left(caller)
 
+    def note_alive(self) -> None:
+        """A save came in: if the calling task is done, it is no sign of the run's end.
+
+        Streams may be pulled by another task each time.
+        """
+        if self.caller is not None and _is_done(self.caller.carrier):
+            self.caller = None
+
     def has_left(self, caller: Caller | None = None) -> bool:
-        """True when the run that owns this session is over, as far as can be told."""
+        """True when the run that owns this session is over, as far as can be told.
+
+        Args:
+            caller: Who wants the thread now; None when nobody does, and then only proofs count.
+        """
         mine = self.caller
         executor = None if self.executor is None else self.executor()
         return decide_run_over(
             RunFacts(
                 collected=self.writer is not None and self.writer() is None,
-                caller_done=mine is not None and mine.is_task and _is_done(mine.carrier),
+                caller_done=caller is not None
+                and mine is not None
+                and mine.is_task
+                and _is_done(mine.carrier),
                 executor_gone=self.executor is not None
                 and (executor is None or not executor.is_alive()),
                 caller_is_here=caller is not None

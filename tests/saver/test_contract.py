@@ -859,16 +859,16 @@ def test_edited_lists_come_back_at_every_step(
 def test_case_35_bytes_are_linear_in_messages(
     backend: Backend, saver: SurefootSaver, name: str
 ) -> None:
-    """Counted, not timed: the second hundred costs what the first hundred cost."""
+    """Counted, not timed: the second fifty cost what the first fifty cost."""
     run = Run(saver, "t")
     messages: list[HumanMessage] = []
     sizes = [0]
-    for n in range(240):
+    for n in range(150):
         if messages and name != "append":
             messages[-1] = HumanMessage(f"{messages[-1].content} (edited)", id=messages[-1].id)
         messages.append(HumanMessage(f"message {n} {random.random()}" * 5, id=f"m{n}"))
         run.put(f"c{n:05}", messages=list(messages), static="s" * 20_000)
-        if n + 1 in (80, 160, 240):
+        if n + 1 in (50, 100, 150):
             sizes.append(backend.stored_bytes())
     run.end()
     first, second, third = (b - a for a, b in pairwise(sizes))
@@ -1350,6 +1350,159 @@ async def test_copy_of_a_pruned_thread(backend: Backend, half: Half) -> None:
     assert found[0].pending_writes == [("task", "a", 1)]
     await put(half, at("copy", "c3"), "c4")
     assert await half.ids(at("copy")) == ["c4", "c3"]
+
+
+# --- all direct calls against a model ---------------------------------------------------------
+
+
+class Model:
+    """What a thread should look like after direct calls, as plain as possible."""
+
+    def __init__(self) -> None:
+        self.order: list[tuple[str, str]] = []
+        self.stored: dict[tuple[str, str], tuple[list[Any], dict[str, Any], str | None]] = {}
+        self.writes: dict[tuple[str, str], dict[tuple[str, int], tuple[str, Any]]] = {}
+
+    def copy(self) -> Model:
+        made = Model()
+        made.order, made.stored = list(self.order), dict(self.stored)
+        made.writes = {place: dict(w) for place, w in self.writes.items()}
+        return made
+
+    def keep(self, places: Sequence[tuple[str, str]]) -> None:
+        if len(places) < len(self.order):
+            self.order = [p for p in self.order if p in places]
+            self.stored = {p: self.stored[p] for p in self.order}
+            self.writes = {p: w for p, w in self.writes.items() if p in places}
+
+    def latest(self) -> list[tuple[str, str]]:
+        return [*dict(self.order).items()]
+
+    def shown(self, place: tuple[str, str]) -> tuple[Any, ...]:
+        items, meta, parent = self.stored[place]
+        standing = sorted(self.writes.get(place, {}).items())
+        return (place, items, meta, parent, [(task, c, v) for (task, _), (c, v) in standing])
+
+
+def shown(found: Any) -> tuple[Any, ...]:
+    where = found.config["configurable"]
+    parent = found.parent_config and found.parent_config["configurable"]["checkpoint_id"]
+    values = found.checkpoint["channel_values"]["items"]
+    place = (where["checkpoint_ns"], where["checkpoint_id"])
+    return (place, values, found.metadata, parent, found.pending_writes)
+
+
+class Player:
+    """Makes the same random call on the saver and on the model."""
+
+    def __init__(self, rng: random.Random, halves: Sequence[Half]) -> None:
+        self.rng = rng
+        self.halves = halves
+        self.threads: dict[str, Model] = {"t0": Model()}
+        self.count = 0
+
+    async def step(self) -> None:
+        acts = [self.put] * 6 + [self.put_again, self.prune, self.delete_run, self.copy]
+        acts += [self.write] * 4 + [self.delete]
+        name = self.rng.choice([*self.threads])
+        await self.rng.choice(acts)(self.rng.choice(self.halves), name, self.threads[name])
+
+    def fresh(self) -> str:
+        self.count += 1
+        return f"{self.rng.randrange(1_000):03}-{self.count}"
+
+    async def put(self, half: Half, name: str, model: Model) -> None:
+        namespace = self.rng.choice(["", "", "", "n"])
+        early = [c for ns, c in model.writes if ns == namespace and (ns, c) not in model.stored]
+        checkpoint_id = self.rng.choice(early) if early else self.fresh()
+        before = [c for ns, c in model.order if ns == namespace]
+        parent = None
+        if before:
+            parent = before[-1] if self.rng.random() < 0.7 else self.rng.choice(before)
+        await self.store(half, name, model, (namespace, checkpoint_id), parent)
+        model.order.append((namespace, checkpoint_id))
+
+    async def store(
+        self, half: Half, name: str, model: Model, place: tuple[str, str], parent: str | None
+    ) -> None:
+        old = model.stored.get((place[0], parent or ""), ([], {}, None))[0]
+        items = [i for i in edits(self.rng, old) if isinstance(i, str)]
+        meta = metadata(self.count, run_id=f"run{self.rng.randrange(4)}")
+        await put(half, at(name, parent, namespace=place[0]), place[1], meta=meta, items=items)
+        model.stored[place] = (items, meta, parent)
+
+    async def put_again(self, half: Half, name: str, model: Model) -> None:
+        if model.order:
+            place = self.rng.choice(model.order)
+            parent = model.stored[place][2]
+            if parent is None or (place[0], parent) in model.stored:
+                await self.store(half, name, model, place, parent)
+
+    async def write(self, half: Half, name: str, model: Model) -> None:
+        namespace = self.rng.choice(["", "n"])
+        known = [c for ns, c in model.order if ns == namespace]
+        checkpoint_id = self.rng.choice(known) if known and self.rng.random() < 0.8 else None
+        place = (namespace, checkpoint_id or self.fresh())
+        special = self.rng.random() < 0.3
+        batch: list[tuple[str, Any]] = [("__interrupt__", self.rng.random())]
+        if not special:
+            batch = [(f"c{n}", "w" * self.rng.choice([1, 2_000])) for n in range(2)]
+        task = f"task{self.rng.randrange(2)}"
+        await half.put_writes(at(name, place[1], namespace=place[0]), batch, task)
+        held = model.writes.setdefault(place, {})
+        for n, (channel, value) in enumerate(batch):
+            key = (task, -3 if special else n)
+            if special or key not in held:
+                held[key] = (channel, value)
+
+    async def prune(self, half: Half, name: str, model: Model) -> None:
+        await half.prune([name])
+        model.keep(model.latest())
+
+    async def delete_run(self, half: Half, name: str, model: Model) -> None:
+        run = f"run{self.rng.randrange(4)}"
+        await half.delete_for_runs([run])
+        for each in self.threads.values():
+            each.keep([p for p in each.order if each.stored[p][1]["run_id"] != run])
+
+    async def copy(self, half: Half, name: str, model: Model) -> None:
+        target = f"t{self.rng.randrange(4)}"
+        there = self.threads.get(target, Model())
+        anything = bool(model.order or model.writes)
+        if target == name or (anything and there.order):
+            with pytest.raises(Misuse):
+                await half.copy_thread(name, target)
+        elif not (there.order or there.writes):
+            await half.copy_thread(name, target)
+            self.threads[target] = model.copy()
+
+    async def delete(self, half: Half, name: str, model: Model) -> None:
+        await half.delete_thread(name)
+        self.threads[name] = Model()
+
+    async def look(self) -> None:
+        half = self.rng.choice(self.halves)
+        for name, model in self.threads.items():
+            expected = [model.shown(place) for place in reversed(model.order)]
+            assert [shown(f) for f in await half.list(at(name, namespace=None))] == expected
+            for place in model.order[-3:]:
+                found = await half.get_tuple(at(name, place[1], namespace=place[0]))
+                assert shown(found) == model.shown(place)
+            for place in model.latest():
+                found = await half.get_tuple(at(name, namespace=place[0]))
+                assert shown(found) == model.shown(place)
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_random_direct_calls_give_what_a_model_gives(
+    backend: Backend, half: Half, seed: int
+) -> None:
+    player = Player(random.Random(seed), [half, half.on(backend.open_saver())])
+    for _ in range(60):
+        await player.step()
+        if player.rng.random() < 0.3:
+            await player.look()
+    await player.look()
 
 
 # --- credentials ------------------------------------------------------------------------------

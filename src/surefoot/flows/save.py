@@ -278,7 +278,7 @@ def put(
         _learn_saved(session, body, links[at], refs, writer)
         rest = save.namespace == "" and decide_at_rest(
             str(save.metadata.get("source")),
-            [v.channel for v in body.values],
+            save.checkpoint.get("channel_values", {}),
             save.checkpoint.get("channel_versions", {}).keys(),
         )
         if save.namespace == "":

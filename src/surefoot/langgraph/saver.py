@@ -529,7 +529,10 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         ports = self.core.ports
         if run is not None:
             session = self.core.of_run(target.thread, run)
-            if not caller().is_task:
+            if session.caller is not None and session.caller.is_task:
+                session.note_alive()
+            elif target.namespace == "":
+                # A subgraph's executor ends with the subgraph; the root's ends with the run.
                 session.executor = weakref.ref(threading.current_thread())
             save.put(ports, session, self.serde, wanted)
         else:
