@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import operator
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -33,6 +35,7 @@ from tests.host.spying import Log, SpySaver, chain, config
 
 pytestmark = pytest.mark.host
 
+RELEASE = tuple(int(part) for part in re.findall(r"\d+", version("langgraph"))[:3])
 DURABILITY = ["sync", "async", "exit"]
 MODES = ["invoke", "ainvoke", "stream"]
 
@@ -93,12 +96,16 @@ def test_1_checkpoints_are_ordered_among_themselves() -> None:
     assert parents[1:] == sorted(stored)[:-1]
 
 
-def test_2_after_a_failed_put_the_next_one_is_not_called() -> None:
+def test_2_after_a_failed_put_none_follows_or_one_that_names_it_as_parent() -> None:
     saver = SpySaver()
     saver.before = _fail("put", 2, Plain)
     with pytest.raises(Plain):
         run(chain(saver, *map(says, range(4))), {"x": []}, durability="async")
-    assert len(saver.of("put")) == 2
+    later = saver.of("put")[2:]
+    if RELEASE >= (1, 2, 24):
+        assert not later
+    stored = [t.checkpoint["id"] for t in InMemorySaver.list(saver, config())]
+    assert not later or later[0].checkpoint_id not in stored
 
 
 def _fail(method: str, number: int, error: type[Exception]) -> Callable[[str, int], None]:
@@ -333,8 +340,9 @@ def _asks_for(name: str, *arguments: int) -> dict[str, Any]:
     return {"messages": [AIMessage("", tool_calls=calls)]}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    ("asynchronous", "mode"), [*((False, mode) for mode in MODES), (True, "ainvoke")]
+)
 @pytest.mark.parametrize("handling", [None, True, False])
 @pytest.mark.parametrize(("error", "reaches_the_model"), [(Stop, False), (Plain, True)])
 def test_5_in_a_tool(
@@ -345,8 +353,6 @@ def test_5_in_a_tool(
     mode: str,
 ) -> None:
     """Only with handle_tool_errors=True an ordinary error becomes a message; a bubble-up never."""
-    if asynchronous and mode != "ainvoke":
-        pytest.skip("async tools run under ainvoke only")
     saver = SpySaver()
 
     @tool

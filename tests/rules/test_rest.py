@@ -16,7 +16,13 @@ KNOWN = ["__start__", "n", "branch:to:a", "join:a+b:c", "__pregel_tasks"]
         ("loop", ["n", "messages"], KNOWN, True),
         ("loop", ["n", "branch:to:a"], KNOWN, False),
         ("loop", ["branch:to:"], KNOWN, False),
-        ("loop", ["n", "join:a+b:c"], KNOWN, False),
+        ("loop", {"n": 1, "join:a+b:c": {"a", "b"}}, KNOWN, False),
+        ("loop", {"n": 1, "join:a+b:c": {"a"}}, KNOWN, True),
+        ("loop", {"n": 1, "join:a+b:c": set()}, KNOWN, True),
+        ("loop", {"n": 1, "join:x+y+b:c": {"x+y", "b"}}, KNOWN, False),
+        ("loop", {"n": 1, "join:a+b:c": ({"a", "b"}, False)}, KNOWN, False),
+        ("loop", {"n": 1, "join:a+b:c": (set(), False)}, KNOWN, True),
+        ("loop", {"n": 1, "join:a+b:c": "of another shape"}, KNOWN, False),
         ("loop", ["n", "__pregel_tasks"], KNOWN, False),
         ("loop", ["__start__"], KNOWN, False),
         ("loop", ["branch_to_a", "joined", "a branch:to:b"], KNOWN, True),
@@ -29,5 +35,8 @@ KNOWN = ["__start__", "n", "branch:to:a", "join:a+b:c", "__pregel_tasks"]
         ("loop", [], [], False),
     ],
 )
-def test_at_rest(source: str, with_value: list[str], known: list[str], rest: bool) -> None:
-    assert decide_at_rest(source, with_value, known) is rest
+def test_at_rest(
+    source: str, with_value: list[str] | dict[str, object], known: list[str], rest: bool
+) -> None:
+    values = with_value if isinstance(with_value, dict) else dict.fromkeys(with_value, 1)
+    assert decide_at_rest(source, values, known) is rest

@@ -31,6 +31,7 @@ from surefoot.rules.bodies import (
     WritesBody,
 )
 from surefoot.rules.envelope import Kind, Link, Record, RecordHead, checkpoint_subject, hash8
+from surefoot.rules.joins import decide_join, is_join
 from surefoot.rules.rest import decide_at_rest
 from surefoot.session import Pending, Session
 
@@ -320,7 +321,7 @@ def _checkpoint_body(
     known = session.known.get((save.namespace, checkpoint_id))
     branch, born = _branch(session, save, again=known is not None)
     versions = save.checkpoint.get("channel_versions", {})
-    values = save.checkpoint.get("channel_values", {})
+    values = _settled(ports, session, serde, save, parent)
     refs: dict[str, tuple[Any, Typed]] = {}
     source, cached = session.refs.get(save.namespace, (None, {}))
     if source not in (save.parent_id, checkpoint_id):
@@ -356,6 +357,33 @@ def _checkpoint_body(
         extra=extra,
     )
     return body, refs
+
+
+def _settled(
+    ports: Ports,
+    session: Session,
+    serde: Serializer,
+    save: CheckpointSave,
+    parent: CheckpointBody | None,
+) -> Mapping[str, Any]:
+    """The channel values as they were when the checkpoint was made (see `decide_join`)."""
+    values: Mapping[str, Any] = save.checkpoint.get("channel_values", {})
+    joins = {c: v for c, v in values.items() if is_join(c, v)}
+    if not joins or parent is None or session.durability != "async":
+        return values
+    held = {v.channel: v.value for v in parent.values if v.channel in joins}
+    loader = Loader(session.identity.thread, ports.store, session.key or 0, serde)
+    loader.fetch([parent.skeleton, *held.values()])
+    seen_before = loader.load(parent.skeleton).get("versions_seen", {})
+    seen_now = save.checkpoint.get("versions_seen", {})
+    out = dict(values)
+    for channel, value in joins.items():
+        stored = loader.load(held[channel]) if channel in held else set()
+        before = set(stored[0]) if isinstance(stored, (list, tuple)) else set(stored)
+        live = value[0] if isinstance(value, tuple) else value
+        settled = decide_join(channel, set(live), before, seen_now, seen_before)
+        out[channel] = (settled, *value[1:]) if isinstance(value, tuple) else settled
+    return out
 
 
 def _parent(ports: Ports, session: Session, save: CheckpointSave) -> CheckpointBody | None:
