@@ -218,9 +218,7 @@ def explore(
     return report
 
 
-def _explore(
-    case: Case, first: dict[str, Fault], second: dict[str, Fault], report: Report
-) -> None:
+def _explore(case: Case, first: dict[str, Fault], second: dict[str, Fault], report: Report) -> None:
     world, thread = World(), f"{case.workload}-{uuid.uuid4().hex}"
     plans: list[Plan] = []
     error: BaseException | None = None

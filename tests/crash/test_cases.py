@@ -26,7 +26,8 @@ __all__ = ["killer"]
 pytestmark = pytest.mark.kill
 FOREIGN = "00000000-0000-0000-0000-000000000001"
 backends = pytest.mark.parametrize(
-    "backend", [pytest.param(b, marks=[pytest.mark.postgres] if b == "postgres" else []) for b in BACKENDS]
+    "backend",
+    [pytest.param(b, marks=[pytest.mark.postgres] if b == "postgres" else []) for b in BACKENDS],
 )
 colours = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 classes = pytest.mark.parametrize("kind", "KLN")
@@ -394,8 +395,7 @@ def test_case_41_fifty_threads_at_once_on_one_compiled_graph(backend: str, is_as
         graph = _per_thread(Pay(till, "shared", is_async=is_async)).compile(checkpointer=saver)
         names = [f"c41-{backend}-{is_async}-{n}" for n in range(50)]
         given = [
-            ({"paid": [], "notes": [name]}, {"configurable": {"thread_id": name}})
-            for name in names
+            ({"paid": [], "notes": [name]}, {"configurable": {"thread_id": name}}) for name in names
         ]
         if is_async:
             values = asyncio.run(_all(graph, given))

@@ -181,7 +181,8 @@ def planned(killer: Killer, backend: str, count: int) -> list[Kill]:
 
 @pytest.mark.timeout(120 + 3 * KILLS)
 @pytest.mark.parametrize(
-    "backend", [pytest.param(b, marks=[getattr(pytest.mark, b)] if b == "postgres" else []) for b in BACKENDS]
+    "backend",
+    [pytest.param(b, marks=[getattr(pytest.mark, b)] if b == "postgres" else []) for b in BACKENDS],
 )
 def test_kills_at_seeded_boundaries(backend: str, killer: Killer) -> None:
     count = max(1, KILLS // len(BACKENDS))

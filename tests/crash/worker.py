@@ -119,9 +119,7 @@ class ForeignHost:
 
     def holder(self, owner: str) -> HolderFacts:
         seen = self._inner.holder(owner)
-        here = ProcessFacts(
-            self._boot_id, seen.here.pid_namespace, seen.here.pid, seen.here.start
-        )
+        here = ProcessFacts(self._boot_id, seen.here.pid_namespace, seen.here.pid, seen.here.start)
         return HolderFacts(seen.holder, here, 0)
 
 
@@ -130,9 +128,7 @@ class WatchedSaver(SurefootSaver):
 
     plan: Plan
 
-    def put_writes(
-        self, config: Any, writes: Any, task_id: str, task_path: str = ""
-    ) -> None:
+    def put_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
         self.plan.around(
             "saver.put_writes",
             lambda: super(WatchedSaver, self).put_writes(config, writes, task_id, task_path),
@@ -190,9 +186,7 @@ def work(order: Order) -> None:
         _inside_transactions(plan)
     saver = _opened(place, order, plan)
     spec = next(w for w in (*WORKLOADS, FAILING) if w.name == order.workload)
-    pay = Pay(
-        Shop(order.url, plan), order.thread, is_async=order.is_async, settling=order.settling
-    )
+    pay = Pay(Shop(order.url, plan), order.thread, is_async=order.is_async, settling=order.settling)
     if order.fail:
         pay.before_failing = _gate.wait
     graph = spec.build(pay).compile(checkpointer=saver)
@@ -224,7 +218,10 @@ def work(order: Order) -> None:
     say("TRACE", plan.trace)
     saver.close()
     if history and not history[0].tasks:
-        say("DONE", json.dumps([history[0].values, steps], sort_keys=True).replace(order.thread, "T"))
+        say(
+            "DONE",
+            json.dumps([history[0].values, steps], sort_keys=True).replace(order.thread, "T"),
+        )
 
 
 _gate = threading.Event()

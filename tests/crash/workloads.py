@@ -18,7 +18,17 @@ from langgraph.types import Command, Send, interrupt
 from surefoot import Absent, Committed, Unknown, effect
 from surefoot.langgraph.effects import EffectCall
 
-__all__ = ["DONE", "FAILING", "WORKLOADS", "Pay", "Receiver", "State", "Workload", "invoke", "next_input"]
+__all__ = [
+    "DONE",
+    "FAILING",
+    "WORKLOADS",
+    "Pay",
+    "Receiver",
+    "State",
+    "Workload",
+    "invoke",
+    "next_input",
+]
 
 #: Mode of the receiver by class: it deduplicates, it can be asked, neither.
 MODES = {"K": "idempotent", "L": "lookup", "N": "neither"}
