@@ -39,8 +39,8 @@ lint: $(DEV) ## ruff, format, mypy, layers
 	@$(PY) -m mypy
 	@$(VENV)/bin/lint-imports --no-logo
 
-campaign-kill: $(DEV) ## SIGKILL real processes at every printed barrier
-	@$(PY) -m pytest -m kill -v $(ARGS)
+campaign-kill: $(DEV) ## SIGKILL 2,000 real processes at printed barriers (FULL=1: 20,000, hours)
+	@SUREFOOT_KILLS=$(if $(FULL),20000,2000) $(PY) -m pytest -m kill -v -rP $(ARGS)
 
 clean: ## remove the environment, caches and build products
 	[ ! -e $(VENV)/.surefoot ] || rm -rf $(VENV)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -119,6 +120,15 @@ class Core:
         self._closed = False
         self._durable = False
         _open_cores.add(self)
+
+    def forget_parent(self) -> None:
+        """Starts anew in a forked child, without any I/O: its parent goes on with its runs."""
+        self.sessions = Sessions()
+        self.offload = Offload(self.ports.limits.offload_threads)
+        self._gate = threading.Lock()
+        self._acquiring = {}
+        self._wake = threading.Event()
+        self._keeper = None
 
     # --- opening and closing --------------------------------------------------------------------
 
@@ -346,6 +356,16 @@ class Core:
 
 
 _open_cores: weakref.WeakSet[Core] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a forked child: the parent's runs, locks and threads are not ours."""
+    for core in list(_open_cores):
+        core.forget_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _keep(core_ref: weakref.ref[Core], wake: threading.Event) -> None:

@@ -63,6 +63,10 @@ def _gone(pid: int) -> int | None:
     return 0
 
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_live_tokens.clear)
+
+
 class LocalHost:
     """Facts about this process, and proofs about others on the same host."""
 

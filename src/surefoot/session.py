@@ -24,6 +24,7 @@ from surefoot.rules.lease import RunFacts, decide_run_over
 
 __all__ = [
     "Caller",
+    "Entry",
     "Known",
     "ListChunk",
     "ListState",
@@ -97,12 +98,30 @@ class RunHandle:
         writer: An object that lives exactly as long as the run, or None.
         durability: ``sync``, ``async`` or ``exit``.
         loop: The event loop the run lives on; None for a synchronous run.
+        task: Id and attempt of the task from inside which a subgraph loads; None for the root.
     """
 
     control: object
     writer: object | None
     durability: str
     loop: object | None = None
+    task: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One execution of a subgraph.
+
+    Attributes:
+        execution: The execution of the task that entered it: its own entry's serial, the task's
+            id and attempt.
+        serial: Distinguishes executions of this session; 0 is the root graph.
+        rank: Which of the subgraphs that this execution of the task has entered, from 0.
+    """
+
+    execution: tuple[int, str, int]
+    serial: int
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +157,10 @@ class Session:
         self.serde: Serializer | None = None
         #: Namespaces whose graphs load and save through this session.
         self.loaded: set[str] = set()
+        #: The present execution of each subgraph, by namespace.
+        self.entries: dict[str, Entry] = {}
+        self._entered: dict[tuple[int, str, int], int] = {}
+        self._serial = 0
         self.loop: object | None = None
 
         self.lock = threading.RLock()
@@ -173,6 +196,8 @@ class Session:
 
         self.known: dict[tuple[str, str], Known] = {}
         self.latest: dict[str, str] = {}
+        #: Branch of what follows a prune that dropped later checkpoints; empty otherwise.
+        self.base_branch = b""
         self.bodies: dict[tuple[str, str], CheckpointBody] = {}
         self.branch_heads: dict[tuple[str, bytes], str] = {}
         #: Everything on the chain above this seq has been seen by this session.
@@ -192,7 +217,7 @@ class Session:
         self.queue: list[Pending] = []
         self.effects: dict[bytes, EffectBody] = {}
         self.unfolded: dict[bytes, tuple[str, str]] = {}
-        self.ordinals: dict[tuple[str, int, bytes], int] = {}
+        self.ordinals: dict[tuple[str, int, int, bytes], int] = {}
         self.running: set[bytes] = set()
 
         self._latch: SurefootError | None = None
@@ -310,6 +335,25 @@ class Session:
         with self._published:
             return self._published.wait_for(until, timeout=seconds)
 
+    def enter(self, namespace: str, task_id: str, attempt: int) -> None:
+        """Notes that a subgraph loads, entered by an execution of a task.
+
+        A task that is retried enters its subgraphs again; LangGraph numbers them on, so their
+        namespaces differ, but their ranks within the execution are the same.
+        """
+        outer = namespace.rpartition("|")[0]
+        while outer and outer not in self.entries:
+            outer = outer.rpartition("|")[0]
+        above = self.entries.get(outer)
+        execution = (0 if above is None else above.serial, task_id, attempt)
+        held = self.entries.get(namespace)
+        if held is not None and held.execution == execution:
+            return
+        rank = self._entered.get(execution, 0)
+        self._entered[execution] = rank + 1
+        self._serial += 1
+        self.entries[namespace] = Entry(execution, self._serial, rank)
+
     # --- small state ----------------------------------------------------------------------------
 
     def is_over(self, caller: Caller | None = None) -> bool:
@@ -372,6 +416,7 @@ class Session:
                 del self.latest[place[0]]
                 self.refs.pop(place[0], None)
                 self.loaded.discard(place[0])
+                self.entries.pop(place[0], None)
                 for key in [k for k in self.lists if k[0] == place[0]]:
                     del self.lists[key]
 

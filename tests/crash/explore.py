@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from langchain_core.runnables import RunnableConfig
 from tests.crash.stores import Place
 from tests.crash.workloads import DONE, WORKLOADS, Pay, Workload, invoke, next_input
 
@@ -130,6 +131,13 @@ def console(place: Place) -> SurefootSaver:
     return place.open()
 
 
+@cache
+def onlooker(case: Case) -> Any:
+    """The graph on the saver that only looks; its effects are never called."""
+    pay = Pay(World(), "nobody", is_async=case.is_async)
+    return case.spec.build(pay).compile(checkpointer=console(case.place))
+
+
 class Process:
     """A simulated process: a saver of its own, the graph on it, and the plan of its faults."""
 
@@ -137,19 +145,20 @@ class Process:
         self, case: Case, world: World, thread: str, faults: Mapping[str, Fault] | None = None
     ) -> None:
         self.case, self.thread = case, thread
-        self.plan = Plan(dict(faults or {}))
+        self.plan = Plan({**(faults or {})})
         self.saver = with_faults(case.place.open(), self.plan)
         pay = Pay(Door(world, self.plan), thread, is_async=case.is_async)
         self.graph = case.spec.build(pay).compile(checkpointer=self.saver)
-        self.config = {"configurable": {"thread_id": thread}}
-        looking = case.spec.build(pay).compile(checkpointer=console(case.place))
-        self.look = lambda: looking.get_state(self.config)
+        self.config: RunnableConfig = {"configurable": {"thread_id": thread}}
+        self.values: dict[str, Any] = {}
 
     def run(self) -> BaseException | None:
         """Runs until nothing is left to do, or until the first error."""
         for _ in range(_RUNS_MAX):
-            given = next_input(self.look())
+            snapshot = onlooker(self.case).get_state(self.config)
+            given = next_input(snapshot)
             if given is DONE:
+                self.values = snapshot.values
                 return None
             self.plan.note("invoke")
             try:
@@ -242,7 +251,7 @@ def _explore(case: Case, first: dict[str, Fault], second: dict[str, Fault], repo
     for plan in plans:
         if plan.dead and plan.trace[-1] != plan.hit[-1]:
             report.problems.append(f"died at {plan.hit[-1]}, but went on to {plan.trace[-1]}")
-    _judge_world(case, world, thread, report, error)
+    _judge_world(case, world, thread, report, error, process.values)
     _judge_no_effect_after_failure(case, plans[0], report)
 
 
@@ -274,7 +283,12 @@ def _judge_no_effect_after_failure(case: Case, plan: Plan, report: Report) -> No
 
 
 def _judge_world(
-    case: Case, world: World, thread: str, report: Report, error: BaseException | None
+    case: Case,
+    world: World,
+    thread: str,
+    report: Report,
+    error: BaseException | None,
+    values: Mapping[str, Any],
 ) -> None:
     counts = world.counts()
     for (kind, what), times in case.spec.charges.items():
@@ -295,23 +309,17 @@ def _judge_world(
     if error is not None:
         report.problems.append(f"never done: {error!r}")
         return
-    state = _final(case, thread)
+    state = _final(case, thread, values)
     wanted = _expected(case) if report.hit else state
     if state != wanted:
         report.problems.append(f"final state {state} instead of {wanted}")
 
 
-def _final(case: Case, thread: str) -> str:
+def _final(case: Case, thread: str, values: Mapping[str, Any]) -> str:
     """Values and steps of the history, without the thread's name."""
-    graph = case.spec.build(_nobody(case)).compile(checkpointer=console(case.place))
-    config = {"configurable": {"thread_id": thread}}
-    history = list(graph.get_state_history(config))
-    steps = [(s.metadata or {}).get("step") for s in history]
-    return json.dumps([history[0].values, steps], sort_keys=True).replace(thread, "THREAD")
-
-
-def _nobody(case: Case) -> Pay:
-    return Pay(World(), "nobody", is_async=case.is_async)
+    config: RunnableConfig = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
+    steps = [found.metadata.get("step") for found in console(case.place).list(config)]
+    return json.dumps([values, steps], sort_keys=True).replace(thread, "THREAD")
 
 
 @cache
@@ -323,4 +331,4 @@ def _expected(case: Case) -> str:
     process.close(Report())
     if error is not None:
         raise error
-    return _final(case, thread)
+    return _final(case, thread, process.values)

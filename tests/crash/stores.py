@@ -11,13 +11,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.postgres import fresh_database
 
 from surefoot import Keyring, Limits, ResumePolicy, SurefootSaver
 
 __all__ = ["BACKENDS", "Place", "place"]
 
-BACKENDS = ("sqlite", "postgres")
+BACKENDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 #: A folder in memory, where there is one: a simulated crash takes no power away.
 _MEMORY = Path("/dev/shm")
 _NEVER_MS = 10**9

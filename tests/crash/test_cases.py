@@ -7,6 +7,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 from tests.crash.nursery import Child
 from tests.crash.stores import BACKENDS, place
-from tests.crash.test_kill import Killer, killer
+from tests.crash.test_kill import SIDE_BY_SIDE, Killer, killer
 from tests.crash.worker import Order
 from tests.crash.workloads import Pay, State, linear
 
@@ -25,10 +26,7 @@ __all__ = ["killer"]
 
 pytestmark = pytest.mark.kill
 FOREIGN = "00000000-0000-0000-0000-000000000001"
-backends = pytest.mark.parametrize(
-    "backend",
-    [pytest.param(b, marks=[pytest.mark.postgres] if b == "postgres" else []) for b in BACKENDS],
-)
+backends = pytest.mark.parametrize("backend", BACKENDS)
 colours = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 classes = pytest.mark.parametrize("kind", "KLN")
 
@@ -176,7 +174,8 @@ def test_case_05_kill_inside_the_very_first_put(
     published = trace.index("marks.publish.after#1")
     inside = [n for n in trace[created:published] if n.startswith(("store.", "marks."))]
     windows = ["marks.acquire.before#1", "marks.create.before#1", *inside]
-    for stop in windows:
+
+    def killed_at(stop: str) -> None:
         order = killer.order("linear", backend, is_async=is_async, stops=(stop,))
         child = killer.nursery.fork(order)
         child.at(stop)
@@ -190,6 +189,10 @@ def test_case_05_kill_inside_the_very_first_put(
         said = resumed(killer, order)
         assert said.get("DONE") == outcome, (stop, said)
         assert killer.count(order.thread, "k1") == 1
+
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        for future in [pool.submit(killed_at, stop) for stop in windows]:
+            future.result()
 
 
 @backends
@@ -215,7 +218,7 @@ def test_case_08_the_lost_answer(backend: str, is_async: bool, kind: str, killer
     assert killer.count(order.thread, what) == 1
 
 
-# --- who owns a thread ------------------------------------------------------------------------------
+# --- who owns a thread --------------------------------------------------------------------------
 
 
 @backends
@@ -277,7 +280,7 @@ def test_case_52_a_worker_frozen_on_another_host_is_waited_for_and_then_fenced(
     if at == "effect":  # the record of the effect's start, before anything is sent
         stop = [n for n in trace[:charged] if n.startswith("store.append.before#")][-1]
     else:  # the put of the step that paid
-        publish = [n for n in trace[charged:] if n.startswith("marks.publish.before#")][0]
+        publish = next(n for n in trace[charged:] if n.startswith("marks.publish.before#"))
         appends = trace[charged : trace.index(publish)]
         stop = [n for n in appends if n.startswith("store.append.before#")][-1]
     order = killer.order(
@@ -347,7 +350,7 @@ def test_case_53_late_writes_of_siblings_of_a_failed_branch_are_fenced_cleanly(
     assert killer.count(order.thread, "sibling") == 1
 
 
-# --- many at once ------------------------------------------------------------------------------------
+# --- many at once -------------------------------------------------------------------------------
 
 
 class Till:
@@ -397,10 +400,7 @@ def test_case_41_fifty_threads_at_once_on_one_compiled_graph(backend: str, is_as
         given = [
             ({"paid": [], "notes": [name]}, {"configurable": {"thread_id": name}}) for name in names
         ]
-        if is_async:
-            values = asyncio.run(_all(graph, given))
-        else:
-            values = _in_threads(graph, given)
+        values = asyncio.run(_all(graph, given)) if is_async else _in_threads(graph, given)
         states = [graph.get_state(config).values for _, config in given]
     for name, value, state in zip(names, values, states, strict=True):
         assert value == state

@@ -27,6 +27,7 @@ __all__ = [
     "State",
     "Workload",
     "invoke",
+    "linear",
     "next_input",
 ]
 

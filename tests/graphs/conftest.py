@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.postgres import fresh_database
 
 from surefoot import Keyring, SurefootSaver
-from tests.postgres import fresh_database
 
 Opener = Callable[..., SurefootSaver]
 

@@ -51,7 +51,10 @@ def plain(value: Any) -> Any:
         return _anonymous(value)
     if isinstance(value, Mapping):
         kept = {k: v for k, v in value.items() if k not in _NOISE and not str(k).startswith("__p")}
-        return {plain(k): plain(v) for k, v in kept.items()}
+        found = {plain(k): plain(v) for k, v in kept.items()}
+        if "__interrupt__" in found:  # of parallel tasks: in whatever order they came
+            found["__interrupt__"] = sorted(found["__interrupt__"], key=repr)
+        return found
     if isinstance(value, (list, tuple)):
         return type(value)(map(plain, value)) if type(value) in {list, tuple} else [*value]
     if isinstance(value, (set, frozenset)):
@@ -166,7 +169,7 @@ class Player:
 
         async def collect() -> None:
             async for chunk in graph.astream(given, config, **more):
-                chunks.append(chunk)
+                chunks.append(chunk)  # noqa: PERF401 - what came before an error counts too
 
         with self._noting("raised"):
             if self.asynchronous:

@@ -18,10 +18,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel
-
-from surefoot.errors import Busy, NotStorable
 from tests.graphs.conftest import Stores
 from tests.graphs.playing import plain
+
+from surefoot.errors import Busy, NotStorable
 
 
 class Log(TypedDict, total=False):
@@ -102,8 +102,9 @@ def test_state_of_classes_comes_back_equal(schema: Any, either_stores: Stores) -
     shown = []
     for saver in (InMemorySaver(), either_stores.open()):
         builder.compile(checkpointer=saver).invoke({"order": ORDER}, _config())
-        again = saver if isinstance(saver, InMemorySaver) else either_stores.open()
-        if again is not saver:
+        again: Any = saver
+        if not isinstance(saver, InMemorySaver):
+            again = either_stores.open()
             saver.close()
         graph = builder.compile(checkpointer=again)
         snapshot = graph.get_state(_config())
@@ -214,7 +215,7 @@ def test_two_runs_of_one_thread_at_once_are_refused(stores: Stores) -> None:
     builder = StateGraph(Log)
     builder.add_node("a", node)
     builder.add_edge(START, "a")
-    graph = builder.compile(checkpointer=stores.open())
+    graph: Any = builder.compile(checkpointer=stores.open())
     other = builder.compile(checkpointer=stores.open())
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(graph.invoke, {"x": []}, _config())

@@ -111,8 +111,8 @@ def config(thread: str = "t", **configurable: Any) -> Any:
 def chain(saver: Any, *nodes: Any, **compiling: Any) -> Any:
     """A graph of nodes one after the other, named n0, n1, …"""
     builder = StateGraph(Log)
-    for number, node in enumerate(nodes):
-        node, options = node if isinstance(node, tuple) else (node, {})
+    for number, given in enumerate(nodes):
+        node, options = given if isinstance(given, tuple) else (given, {})
         builder.add_node(f"n{number}", node, **options)
         builder.add_edge(f"n{number - 1}" if number else START, f"n{number}")
     return builder.compile(checkpointer=saver, **compiling)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from surefoot.errors import (
     Busy,
@@ -19,7 +20,7 @@ from surefoot.flows.chain import Chain
 from surefoot.flows.verdict import refusal
 from surefoot.flows.views import gather
 from surefoot.ports import Lease, Mark, Ports, Publish
-from surefoot.rules.bodies import BodyError, CheckpointBody, EffectBody
+from surefoot.rules.bodies import BodyError, CheckpointBody, EffectBody, PruneBody
 from surefoot.rules.envelope import Identity, Kind, Link, RecordHead
 from surefoot.rules.intents import pack_intents, unpack_intents
 from surefoot.rules.lease import Acquire, decide_acquire, decide_holder_dead
@@ -239,6 +240,9 @@ def _scan(session: Session, chain: Chain) -> None:
                 session.effects[effect.slot] = effect
                 if effect.slot not in folded:
                     session.unfolded[effect.slot] = (effect.namespace, effect.checkpoint_id)
+        elif record.kind is Kind.PRUNE and not session.latest.get(""):
+            if prune_of(session.identity.thread, record).cuts:
+                session.base_branch = session.base_branch or record.link.digest
         elif record.kind is Kind.CHECKPOINT:
             body = checkpoint_of(session.identity.thread, record)
             folded.update(body.folds)
@@ -272,6 +276,8 @@ def _scan_early(session: Session, chain: Chain, floor: int) -> None:
 def learn(session: Session, record: RecordHead, body: CheckpointBody) -> None:
     """Notes a checkpoint met on the way down; the first one met of a namespace is its latest."""
     known = known_of(record, body)
+    if known.namespace == "" and session.base_branch and "" not in session.latest:
+        known = replace(known, branch=session.base_branch)
     session.known.setdefault((known.namespace, known.checkpoint_id), known)
     session.bodies.setdefault((known.namespace, known.checkpoint_id), body)
     if known.namespace not in session.latest:
@@ -299,6 +305,18 @@ def checkpoint_of(thread: str, record: RecordHead) -> CheckpointBody:
     """
     try:
         return CheckpointBody.unpack(record.schema, record.body or b"")
+    except BodyError as error:
+        raise corrupt(thread, record, error) from None
+
+
+def prune_of(thread: str, record: RecordHead) -> PruneBody:
+    """Reads a verified prune record.
+
+    Raises:
+        TamperDetected: Its layout is not known to this release.
+    """
+    try:
+        return PruneBody.unpack(record.schema, record.body or b"")
     except BodyError as error:
         raise corrupt(thread, record, error) from None
 

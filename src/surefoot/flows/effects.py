@@ -58,6 +58,7 @@ __all__ = [
 ]
 
 _MARGIN_MS = 1_000
+_MAYBE_SENT = frozenset({"started", "in_doubt"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ class CallPlace:
         step: LangGraph's step of the running task.
         namespace: Namespace of the call, task ids removed.
         path: Task path without ids.
-        task: Task id and attempt, which scope the ordinals.
+        task: Task id, attempt and serial of the graph's execution, which scope the ordinals.
+        ambiguous: The namespace holds a number that may differ between attempts.
     """
 
     levels: tuple[tuple[str, str], ...]
@@ -79,7 +81,8 @@ class CallPlace:
     step: int
     namespace: str
     path: str
-    task: tuple[str, int]
+    task: tuple[str, int, int]
+    ambiguous: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +227,8 @@ def _start(
     try:
         attempt = 1 if held is None else held.attempt + 1
         key = body.key if held is None else held.key
-        step.body = replace(body, attempt=attempt, key=key, state="started")
+        receipt = held.receipt if held is not None and held.state in _MAYBE_SENT else None
+        step.body = replace(body, attempt=attempt, key=key, state="started", receipt=receipt)
         _record(ports, session, step.body, step.rows)
         if step.request.receiver is not Receiver.DEDUPLICATES:
             session.intents[slot] = session.epoch
@@ -253,6 +257,15 @@ def _position(session: Session, request: CallRequest) -> Position:
     )
     if request.call_id is not None:
         return position
+    if place.ambiguous:
+        raise Misuse(
+            field=f"effect {request.name!r}",
+            reason=(
+                "its subgraph was called several times by one task and saves no checkpoints, so "
+                "a retry cannot be told from another call; give it a call_id=, or compile the "
+                "subgraph without checkpointer=False"
+            ),
+        )
     base = slot_of(position)
     key = (*place.task, base)
     ordinal = session.ordinals.get(key, 0)

@@ -117,6 +117,10 @@ def _store(ports: Ports, session: Session, request: Append) -> int:
             # by our epoch in B. Re-base on the head row as it is now: the orphan was never
             # published, never acknowledged, and stays beside the chain.
             row = ports.store.read_thread(request.tenant, request.thread)
+            if row is not None and row.incarnation < request.incarnation:
+                # Written by a worker of an earlier life, whose tombstone is published (P6).
+                ports.store.delete_thread(row.key)
+                row = None
             request = replace(request, expected=None if row is None else row.head)
         elif then is Then.FENCED:
             raise _fenced(ports, session, "a write was refused")

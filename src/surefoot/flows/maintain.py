@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from surefoot.errors import Misuse, TamperDetected
+from surefoot.errors import Busy, Misuse, RollbackDetected, TamperDetected
 from surefoot.flows import journal
 from surefoot.flows.acquire import checkpoint_of, effect_of, held, seize
 from surefoot.flows.chain import Chain
 from surefoot.flows.find import Found, walk_checkpoints, writes_of
 from surefoot.flows.load import load_metadata, loader_for
 from surefoot.flows.values import Loader
-from surefoot.flows.views import look
-from surefoot.ports import ChunkRow, Kept, LogRef, Ports, Serializer
+from surefoot.flows.views import has_moved, viewing
+from surefoot.ports import ChunkRow, Kept, Ports, Serializer
 from surefoot.rules.bodies import (
     BODY_SCHEMAS,
     CheckpointBody,
@@ -26,7 +26,7 @@ from surefoot.rules.bodies import (
     Typed,
 )
 from surefoot.rules.envelope import Kind, Record, RecordHead, hash8
-from surefoot.rules.retention import CheckpointFacts, decide_kept, decide_latest
+from surefoot.rules.retention import CheckpointFacts, decide_cuts, decide_kept, decide_latest
 from surefoot.session import Session
 
 __all__ = ["copy_thread", "delete_runs", "delete_thread", "prune_thread"]
@@ -122,7 +122,7 @@ def _collect(
         if len(kept) == len(facts):
             return
         plan = _plan(chain, kept)
-        body = PruneBody(plan.frames, reason, plan.hidden).pack()
+        body = PruneBody(plan.frames, reason, plan.hidden, decide_cuts(facts, kept)).pack()
         journal.append(ports, session, [Record(Kind.PRUNE, BODY_SCHEMAS["P"], _NO_SUBJECT, body)])
         journal.publish(ports, session, free=True, clean=True)
         ports.store.collect(
@@ -216,14 +216,23 @@ def copy_thread(ports: Ports, serde: Serializer, source: str, target: str) -> No
 
     Raises:
         Misuse: The target has checkpoints already, or is the source.
-        Busy: A live worker holds the target.
+        Busy: A live worker holds the target, or the source was pruned meanwhile.
         TamperDetected: The source does not verify.
     """
     if source == target:
         raise Misuse(field="target_thread_id", reason="is the source itself")
-    chain = look(ports, source)
+    chain = viewing(ports, source, lambda found: found)
     if chain is None:
         return
+    try:
+        _copy(ports, serde, chain, target)
+    except (RollbackDetected, TamperDetected):
+        if not has_moved(ports, chain):
+            raise
+        raise Busy(what=f"thread {source!r}", holder="a prune or a deletion", left_ms=0) from None
+
+
+def _copy(ports: Ports, serde: Serializer, chain: Chain, target: str) -> None:
     records = [r for r in chain.walk() if r.kind in (Kind.CHECKPOINT, Kind.WRITES)]
     if not records:
         return
@@ -232,7 +241,7 @@ def copy_thread(ports: Ports, serde: Serializer, source: str, target: str) -> No
             raise Misuse(field="target_thread_id", reason=f"thread {target!r} has checkpoints")
         loader = loader_for(ports, chain, serde)
         provenance = ProvenanceBody(
-            source, chain.identity.incarnation, chain.head.seq, chain.head.digest
+            chain.identity.thread, chain.identity.incarnation, chain.head.seq, chain.head.digest
         ).pack()
         journal.append(
             ports, session, [Record(Kind.FORK, BODY_SCHEMAS["F"], _NO_SUBJECT, provenance)]
@@ -247,7 +256,7 @@ def _copy_records(
     moved: dict[int, int] = {}
     stored: set[bytes] = set()
     copied_rows: set[bytes] = set()
-    copied_logs: dict[int, int] = {}
+    logs = _Logs(session)
     for record in reversed(newest_first):
         hint: bytes | None = None
         runs: list[str] = []
@@ -255,6 +264,10 @@ def _copy_records(
             body = _rebased(checkpoint_of(chain.identity.thread, record), record, moved)
             typed = [body.skeleton, body.metadata, *(v.value for v in body.values)]
             loader.fetch(typed)
+            body = replace(
+                body,
+                values=tuple(replace(v, value=logs.renamed(v.value)) for v in body.values),
+            )
             hint = hash8(body.checkpoint_id)
             run_id = loader.load(body.metadata).get("run_id")
             runs = [run_id] if isinstance(run_id, str) and run_id not in session.runs_noted else []
@@ -269,7 +282,7 @@ def _copy_records(
             if record.subject not in stored:
                 session.early.setdefault(record.subject, session.head.seq + 1)
         rows = _rows(loader, typed, copied_rows)
-        chunks = _chunks(ports, chain, typed, copied_logs)
+        chunks = logs.chunks(loader, typed)
         sealed = Record(record.kind, record.schema, record.subject, packed)
         (link,) = journal.append(
             ports,
@@ -307,31 +320,35 @@ def _rows(loader: Loader, typed: Iterable[Typed], done: set[bytes]) -> list[tupl
     return out
 
 
-def _chunks(
-    ports: Ports, chain: Chain, typed: Iterable[Typed], done: dict[int, int]
-) -> list[ChunkRow]:
-    out: list[ChunkRow] = []
-    for item in typed:
-        if not isinstance(item.ref, Chunks):
-            continue
-        for segment in item.ref.segments:
-            have = done.get(segment.log_id, 0)
-            if have >= segment.count:
+class _Logs:
+    """Copies chunk logs under fresh ids, so that no two attempts at a copy share one."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._renamed: dict[int, int] = {}
+        self._done: dict[int, int] = {}
+
+    def _new(self, log_id: int) -> int:
+        return self._renamed.setdefault(log_id, self._session.new_log())
+
+    def renamed(self, typed: Typed) -> Typed:
+        """The same value in the copied logs; running digests do not depend on the id."""
+        if not isinstance(typed.ref, Chunks):
+            return typed
+        segments = tuple(replace(s, log_id=self._new(s.log_id)) for s in typed.ref.segments)
+        return replace(typed, ref=Chunks(segments))
+
+    def chunks(self, loader: Loader, typed: Iterable[Typed]) -> list[ChunkRow]:
+        """Chunks of these values (fetched, in the source's logs) that were not copied yet."""
+        out: list[ChunkRow] = []
+        for item in typed:
+            if not isinstance(item.ref, Chunks):
                 continue
-            answer = ports.store.read_values(
-                chain.row.key, [], [LogRef(segment.log_id, segment.count)]
-            )
-            bodies = list(answer.chunks.get(segment.log_id, ()))
-            if len(bodies) < segment.count:
-                raise TamperDetected(
-                    thread=chain.identity.thread,
-                    what="a value",
-                    seq=None,
-                    reason="chunks of a list are not stored",
-                )
-            out += [
-                ChunkRow(segment.log_id, ordinal, bodies[ordinal])
-                for ordinal in range(have, segment.count)
-            ]
-            done[segment.log_id] = segment.count
-    return out
+            loader.raw(item)  # verifies that they are there and whole
+            for segment in item.ref.segments:
+                have = self._done.get(segment.log_id, 0)
+                new = self._new(segment.log_id)
+                bodies = loader.logs[segment.log_id]
+                out += [ChunkRow(new, n, bodies[n]) for n in range(have, segment.count)]
+                self._done[segment.log_id] = max(have, segment.count)
+        return out

@@ -446,7 +446,8 @@ def _branch(session: Session, save: CheckpointSave, *, again: bool) -> tuple[byt
     if again:
         return session.known[(save.namespace, str(save.checkpoint["id"]))].branch, False
     if save.parent_id is None:
-        return b"", save.namespace in session.latest
+        again = save.namespace in session.latest
+        return (b"", True) if again else (session.base_branch, False)
     parent = session.known[(save.namespace, save.parent_id)]
     head = session.branch_heads.get((save.namespace, parent.branch))
     return (parent.branch, False) if head == save.parent_id else (b"", True)

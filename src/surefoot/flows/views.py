@@ -6,22 +6,36 @@ was being read, it reads again.
 
 from __future__ import annotations
 
-from surefoot.errors import RollbackDetected, TamperDetected
+from collections.abc import Callable
+from typing import TypeVar
+
+from surefoot.errors import ResumeRefused, RollbackDetected, TamperDetected
 from surefoot.flows.chain import Chain
 from surefoot.flows.verdict import refusal
 from surefoot.ports import Mark, Ports, ThreadRow
 from surefoot.rules.envelope import Identity, Link
 from surefoot.rules.resume import ResumeFacts, Verdict, decide_resume
 
-__all__ = ["FIRST_PAGE_FRAMES", "gather", "look"]
+__all__ = ["FIRST_PAGE_FRAMES", "gather", "has_moved", "viewing"]
+
+T = TypeVar("T")
 
 #: Frames read with the thread's row; a resume seldom needs more.
 FIRST_PAGE_FRAMES = 6
-_TRIES = 8
+_TRIES = 20
 
 
-def look(ports: Ports, thread: str) -> Chain | None:
-    """The verified chain of a thread for a reader, or None when there is nothing to see.
+def viewing(ports: Ports, thread: str, work: Callable[[Chain | None], T]) -> T:
+    """Carries out a whole reading operation of a reader.
+
+    Whatever alarms on the way (a record or a value that is missing, a head that is behind) is an
+    alarm only if B has not moved since it was read: a prune, a deletion or a new step may have
+    passed by. Otherwise the operation is carried out anew.
+
+    Args:
+        ports: Stores.
+        thread: Id of the thread.
+        work: Gets the verified chain, or None when there is nothing to see.
 
     Raises:
         RollbackDetected: A is behind B (R3).
@@ -29,23 +43,37 @@ def look(ports: Ports, thread: str) -> Chain | None:
         ResumeRefused: Stored, never witnessed (R2).
     """
     mark = ports.marks.read(ports.tenant, thread)
-    for _ in range(_TRIES):
+    tries = _TRIES
+    while True:
         try:
-            chain, facts = gather(ports, thread, mark)
-            decision = decide_resume(facts)
-            if decision.verdict is not Verdict.REFUSE:
-                return chain
-            alarm: Exception = refusal(thread, decision, facts)
-        except (RollbackDetected, TamperDetected) as error:
-            alarm = error
-        again = ports.marks.read(ports.tenant, thread)
-        if _same(mark, again):
-            raise alarm
-        mark = again
-    raise alarm
+            return work(_checked(ports, thread, mark))
+        except (RollbackDetected, TamperDetected, ResumeRefused):
+            again = ports.marks.read(ports.tenant, thread)
+            tries -= 1
+            if _same_mark(mark, again) or tries == 0:
+                raise
+            mark = again
 
 
-def _same(one: Mark | None, other: Mark | None) -> bool:
+def has_moved(ports: Ports, chain: Chain) -> bool:
+    """True when B does not show the head any more that a chain was read for."""
+    mark = ports.marks.read(ports.tenant, chain.identity.thread)
+    if mark is None:
+        return True
+    now = (mark.incarnation, mark.seq, mark.digest, mark.state)
+    return now != (chain.identity.incarnation, chain.head.seq, chain.head.digest, "live")
+
+
+def _checked(ports: Ports, thread: str, mark: Mark | None) -> Chain | None:
+    chain, facts = gather(ports, thread, mark)
+    decision = decide_resume(facts)
+    if decision.verdict is Verdict.REFUSE:
+        raise refusal(thread, decision, facts)
+    return chain
+
+
+def _same_mark(one: Mark | None, other: Mark | None) -> bool:
+    """True when two readings of a mark show the same content."""
     if one is None or other is None:
         return one is other
     return (one.incarnation, one.seq, one.digest, one.state) == (

@@ -99,4 +99,6 @@ def run_of(
     if control is None:
         return None
     durability = configurable.get(_DURABILITY) or "async"
-    return RunHandle(control, getattr(runtime, "stream_writer", None), str(durability), loop)
+    info = getattr(runtime, "execution_info", None)
+    task = None if info is None else (str(info.task_id), int(info.node_attempt or 1))
+    return RunHandle(control, getattr(runtime, "stream_writer", None), str(durability), loop, task)

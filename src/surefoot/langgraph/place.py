@@ -77,14 +77,48 @@ def _place(
     levels = _levels(configurable.get(_MAP) or {}, session)
     innermost = getattr(info, "checkpoint_id", None)
     namespace = str(configurable.get("checkpoint_ns") or "")
+    shown, serial, ambiguous = _canonical(namespace, session)
     return CallPlace(
         levels=levels,
         saved=bool(levels) and levels[-1][1] == innermost,
         step=int(metadata.get("langgraph_step", 0)),
-        namespace=strip_task_ids(namespace),
+        namespace=shown,
         path=_path(metadata.get("langgraph_path")),
-        task=(str(getattr(info, "task_id", "")), int(getattr(info, "node_attempt", 1) or 1)),
+        task=(
+            str(getattr(info, "task_id", "")),
+            int(getattr(info, "node_attempt", 1) or 1),
+            serial,
+        ),
+        ambiguous=ambiguous,
     )
+
+
+def _canonical(namespace: str, session: Session) -> tuple[str, int, bool]:
+    """A namespace without what changes between attempts.
+
+    LangGraph numbers the subgraphs that a task calls (``node:task id|1``) and goes on counting
+    when the task is retried, so the rank within the execution takes the number's place.
+
+    Returns:
+        The namespace, the serial of the innermost execution, and whether a number stands for a
+        subgraph that saves no checkpoints: then nobody can tell a retry from another call.
+    """
+    parts = namespace.split("|")
+    out: list[str] = []
+    serial, ambiguous, prefix = 0, False, ""
+    for index, part in enumerate(parts):
+        prefix = f"{prefix}|{part}" if prefix else part
+        numbered = part.isdigit()
+        if not numbered:
+            out.append(strip_task_ids(part))
+        entry = session.entries.get(prefix)
+        if entry is None:
+            ambiguous = ambiguous or numbered
+            continue
+        serial = entry.serial
+        if index < len(parts) - 1 and entry.rank:
+            out.append(str(entry.rank))
+    return "|".join(out), serial, ambiguous
 
 
 def _levels(checkpoint_map: Mapping[str, str], session: Session) -> tuple[tuple[str, str], ...]:

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from itertools import islice
+from itertools import dropwhile, islice
 from typing import Any, TypeAlias, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -33,12 +33,12 @@ from psycopg_pool import ConnectionPool
 
 from surefoot.assembly import Core, open_core
 from surefoot.config import DEFAULT_CREDENTIAL_NAMES, Limits, ResumePolicy
-from surefoot.errors import Misuse
+from surefoot.errors import Misuse, RollbackDetected, TamperDetected
 from surefoot.flows import load, maintain, save
 from surefoot.flows.acquire import held
 from surefoot.flows.chain import Chain
 from surefoot.flows.find import Found, walk_checkpoints
-from surefoot.flows.views import FIRST_PAGE_FRAMES, look
+from surefoot.flows.views import FIRST_PAGE_FRAMES, has_moved, viewing
 from surefoot.keys import Keyring
 from surefoot.langgraph.host import Target, caller, checkpoint_id_of, run_of, target_of
 from surefoot.langgraph.serde import StrictSerializer
@@ -277,12 +277,17 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
     def _get_tuple(self, config: RunnableConfig, run: RunHandle | None) -> CheckpointTuple | None:
         target = target_of(config)
         if run is None:
-            chain = look(self.core.ports, target.thread)
-            return None if chain is None else self._read(chain, target, None)
+            return viewing(
+                self.core.ports,
+                target.thread,
+                lambda chain: None if chain is None else self._read(chain, target, None),
+            )
         session, chain, fresh = self.core.load(target.thread, run, caller())
         session.serde = self.serde
         with session.lock:
             session.loaded.add(target.namespace)
+            if target.namespace and run.task is not None:
+                session.enter(target.namespace, *run.task)
             if not fresh:
                 if _nothing_there(session, target):
                     return None
@@ -393,21 +398,49 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         filter_: dict[str, Any] | None,
         before_id: str | None,
     ) -> Iterator[CheckpointTuple]:
-        ports = self.core.ports
-        chain = look(ports, target.thread)
-        if chain is None:
-            return
+        """Pages through a thread.
+
+        What is pruned or deleted meanwhile never alarms: the list goes on behind the last
+        checkpoint that was looked at, and ends when that one is gone.
+        """
         configurable = (config or {}).get("configurable") or {}
         namespace = target.namespace if "checkpoint_ns" in configurable else None
+        ports = self.core.ports
+        last: tuple[str, str] | None = None
+        while True:
+            chain = viewing(ports, target.thread, lambda found: found)
+            if chain is None:
+                return
+            try:
+                for found, loaded in self._pages(chain, before_id, last):
+                    last = (found.body.namespace, found.body.checkpoint_id)
+                    if namespace is not None and loaded.namespace != namespace:
+                        continue
+                    if target.checkpoint_id not in (None, loaded.checkpoint_id):
+                        continue
+                    if filter_ and not _matches(loaded.metadata, filter_):
+                        continue
+                    yield _tuple(target.thread, loaded)
+            except (RollbackDetected, TamperDetected):
+                if not has_moved(ports, chain):
+                    raise
+            else:
+                return
+
+    def _pages(
+        self, chain: Chain, before_id: str | None, last: tuple[str, str] | None
+    ) -> Iterator[tuple[Found, load.Loaded]]:
+        """Checkpoints behind ``last``, decoded in pages with one read of their values each."""
+        ports = self.core.ports
+        found = _before(ports.store.find_checkpoint, chain, before_id)
+        if last is not None:
+            found = dropwhile(lambda f: (f.body.namespace, f.body.checkpoint_id) != last, found)
+            next(found, None)
         loader = load.loader_for(ports, chain, self.serde)
-        for found in _before(ports.store.find_checkpoint, chain, before_id):
-            if namespace is not None and found.body.namespace != namespace:
-                continue
-            if target.checkpoint_id not in (None, found.body.checkpoint_id):
-                continue
-            if filter_ and not _matches(load.load_metadata(loader, found), filter_):
-                continue
-            yield _tuple(target.thread, load.load_one(loader, found))
+        size = 1  # the first ones are often all that is asked for
+        while page := [*islice(found, size)]:
+            yield from zip(page, load.load_many(loader, page), strict=True)
+            size = min(size * 4, _PAGE)
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -443,14 +476,19 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         target = target_of(config)
         ports = self.core.ports
         session = None if run is None else self.core.sessions.of_run(run, target.thread)
+        read = functools.partial(self._delta_of, target=target, channels=channels)
         if session is None:
-            chain = look(ports, target.thread)
-        else:
-            with session.lock:
-                save.flush(ports, session, everything=False)
-                chain = self._chain_of(session)
+            return viewing(ports, target.thread, read)
+        with session.lock:
+            save.flush(ports, session, everything=False)
+            return read(self._chain_of(session))
+
+    def _delta_of(
+        self, chain: Chain | None, *, target: Target, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
         if chain is None:
             return {c: DeltaChannelHistory(writes=[]) for c in channels}
+        ports = self.core.ports
         histories = load.delta_history(
             chain,
             load.loader_for(ports, chain, self.serde),

@@ -451,11 +451,14 @@ class PruneBody:
         kept: The frames that survive.
         reason: For people.
         hidden: Seqs of records in kept frames that do not count any more.
+        cuts: A root checkpoint later than all kept ones was dropped, so that step numbers come
+            back: what follows is another branch, whose id is this record's digest.
     """
 
     kept: tuple[KeptFrame, ...]
     reason: str
     hidden: tuple[int, ...] = ()
+    cuts: bool = False
 
     def pack(self) -> bytes:
         """Stored form."""
@@ -464,6 +467,7 @@ class PruneBody:
                 [[k.last_seq, k.epoch, k.link_seq, k.link_digest] for k in self.kept],
                 _text(self.reason),
                 list(self.hidden),
+                self.cuts,
             ]
         )
 
@@ -476,7 +480,9 @@ class PruneBody:
         """
         raw = _checked(schema, "P", stored)
         try:
-            return cls(tuple(KeptFrame(*item) for item in raw[0]), _str(raw[1]), tuple(raw[2]))
+            return cls(
+                tuple(KeptFrame(*item) for item in raw[0]), _str(raw[1]), tuple(raw[2]), raw[3]
+            )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise _layout("P", error) from None
 

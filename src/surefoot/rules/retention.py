@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-__all__ = ["CheckpointFacts", "decide_kept", "decide_latest"]
+__all__ = ["CheckpointFacts", "decide_cuts", "decide_kept", "decide_latest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,17 @@ def decide_latest(facts: Sequence[CheckpointFacts]) -> frozenset[tuple[str, str]
         if held is None or fact.order > held.order:
             latest[fact.place[0]] = fact
     return frozenset(f.place for f in latest.values())
+
+
+def decide_cuts(facts: Sequence[CheckpointFacts], kept: Collection[tuple[str, str]]) -> bool:
+    """Decides whether a prune drops a root checkpoint that is later than all it keeps.
+
+    Step numbers come back then, so effects of the steps to come need other positions than those
+    of the dropped ones (rule E4).
+    """
+    roots = [f for f in facts if f.place[0] == ""]
+    last_kept = max((f.order for f in roots if f.place in kept), default=0)
+    return any(f.order > last_kept for f in roots)
 
 
 def decide_kept(
