@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from surefoot.errors import Misconfigured
 
@@ -108,12 +107,10 @@ class StoreUrl:
     Attributes:
         scheme: ``sqlite`` or ``postgresql``.
         target: File path for SQLite, the whole conninfo for Postgres (never shown).
-        shown: The address without user, password and query, for messages.
     """
 
     scheme: str
     target: str = field(repr=False)
-    shown: str
 
     @classmethod
     def parse(cls, url: str, *, field_name: str) -> StoreUrl:
@@ -126,8 +123,8 @@ class StoreUrl:
         Raises:
             Misconfigured: The scheme is unknown or the address has no target.
         """
-        parts = urlsplit(url)
-        scheme = "postgresql" if parts.scheme == "postgres" else parts.scheme
+        scheme = url.partition(":")[0].lower()
+        scheme = "postgresql" if scheme == "postgres" else scheme
         if scheme == "sqlite":
             path = url.split(":", 1)[1]
             path = path.removeprefix("///")
@@ -139,11 +136,9 @@ class StoreUrl:
                         "in-memory databases cannot be resumed from"
                     ),
                 )
-            return cls(scheme, path, f"sqlite:///{path}")
+            return cls(scheme, path)
         if scheme == "postgresql":
-            host = parts.hostname or "(local socket)"
-            return cls(scheme, url, f"postgresql://{host}{parts.path}")
+            return cls(scheme, url)
         raise Misconfigured(
-            field=field_name,
-            reason=f"unknown scheme {parts.scheme!r}; use sqlite:///… or postgresql://…",
+            field=field_name, reason="the scheme is unknown; use sqlite:///… or postgresql://…"
         )

@@ -25,6 +25,7 @@ __all__ = ["ENV_KEYS", "Key", "Keyring", "default_key_file", "hkdf"]
 
 #: Holds the keys themselves (JSON) or the path of a key file.
 ENV_KEYS = "SUREFOOT_KEYS"
+IDEMPOTENCY = "idempotency/v1"
 _STATES = ("primary", "enabled", "retired")
 _MIN_BYTES = 32
 
@@ -218,9 +219,17 @@ class Keyring:
         """32 bytes for another purpose of one thread.
 
         Raises:
-            KeyMissing: The key is unknown or retired.
+            KeyMissing: The key is unknown, or retired (except for idempotency keys).
         """
+        if purpose == IDEMPOTENCY and self._state(key_id) == "retired":
+            # A retired key seals nothing and verifies nothing, but what was sent under it may
+            # have to be sent again under the same idempotency key.
+            return self._derived(key_id, purpose, tenant, thread)
         return self._derive(key_id, purpose, tenant, thread)
+
+    def _state(self, key_id: str) -> str | None:
+        key = self._keys.get(key_id)
+        return None if key is None else key.state
 
     def _derive_uncached(self, key_id: str, purpose: str, tenant: str, thread: str) -> bytes:
         key = self._keys.get(key_id)
@@ -228,7 +237,10 @@ class Keyring:
             raise KeyMissing(key_id=key_id, reason="this ring does not hold it")
         if key.state == "retired":
             raise KeyMissing(key_id=key_id, reason="it is retired")
-        return hkdf(key.secret, tlv(purpose, tenant, thread))
+        return self._derived(key_id, purpose, tenant, thread)
+
+    def _derived(self, key_id: str, purpose: str, tenant: str, thread: str) -> bytes:
+        return hkdf(self._keys[key_id].secret, tlv(purpose, tenant, thread))
 
 
 def _keys_in(text: str) -> list[Key] | None:

@@ -46,6 +46,7 @@ class Known:
         seq: Its record's number.
         step: ``metadata["step"]``.
         branch: Id of its branch (empty for the root branch).
+        key_id: Key that its record is sealed with.
     """
 
     namespace: str
@@ -54,6 +55,7 @@ class Known:
     seq: int
     step: int
     branch: bytes
+    key_id: str
 
 
 @dataclass(frozen=True, slots=True)

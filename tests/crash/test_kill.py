@@ -166,9 +166,10 @@ def planned(killer: Killer, backend: str, count: int) -> list[Kill]:
         trace, _ = killer.uninterrupted(spec.name, backend, is_async)
         held = chance.random() < 0.2
         what = chance.choice([what for _, what in spec.charges]) if held else None
-        # What is killed at its last boundaries may leave nothing to resume.
-        where = chance.choice(HELD) if held else chance.choice(trace[:-16])
         again = chance.choice(SECOND) if chance.random() < 0.15 else None
+        last = max(n for n, name in enumerate(trace) if name.startswith("marks.publish.before#"))
+        # A second kill needs something that is left to resume.
+        where = chance.choice(HELD) if held else chance.choice(trace[:last] if again else trace)
         kills.append(
             Kill(
                 spec,

@@ -19,8 +19,9 @@ from langgraph.checkpoint.base import empty_checkpoint
 
 from surefoot import Keyring, SurefootSaver
 from surefoot.flows.acquire import effect_of
+from surefoot.flows.chain import Chain
 from surefoot.flows.load import loader_for
-from surefoot.flows.views import look
+from surefoot.flows.views import viewing
 from surefoot.rules.bodies import EffectBody
 from surefoot.rules.envelope import Kind
 
@@ -30,8 +31,8 @@ HERE = Path(__file__).resolve().parent
 V1 = HERE / "v1"
 #: Written down a second time, so that files and manifest cannot be made anew together unnoticed.
 MANIFEST = {
-    "content.db": "65d6511bacbfe7a6a83b764d5f0a0777c6e35e923b38ac9a790ff566e2dc3d66",
-    "highwater.db": "d5021562d3979e81e9723e6fa9d9a8f5c6562b0781e2c17c63e6b1c340d89a6f",
+    "content.db": "76721e08b099cd4978bf1a9d5bbae282863c3c531f2614f810815ba88a539c59",
+    "highwater.db": "66ceab1ddbdbfc5626f1fc333a928e56011dd09250ae2ad4cf8b0278784407cd",
     "keys.json": "7fc3e333b5b6e080485def3be212936f4dd450fe9c2ff02793d4b48aca0a142d",
 }
 MESSAGES = [f"message {n}" for n in range(12)]
@@ -168,7 +169,7 @@ def test_what_there_is(saver: SurefootSaver, thread: str, ids: list[str]) -> Non
             "values",
             1,
             10,
-            "ef31a7050ff9261d600911a9f294bbee55af7401c6785b09b1dc5bbe91994a25",
+            "f36e94e5aeb281f02618bc58148a492d8207459c6359f6477114d43773716213",
             10,
             "live",
         ),
@@ -184,7 +185,7 @@ def test_what_there_is(saver: SurefootSaver, thread: str, ids: list[str]) -> Non
             "pruned",
             1,
             7,
-            "3c2b6ac33441315747b5d81112e30970af5af273ed5d766a69dca7e4c9099daf",
+            "4337612a7695816b4c5b480ae9629d1d379c7cc38cdb158fcb7c9cfb33e0cd37",
             7,
             "live",
         ),
@@ -208,7 +209,7 @@ def test_what_there_is(saver: SurefootSaver, thread: str, ids: list[str]) -> Non
             "copied",
             1,
             11,
-            "f124ab9a313bc3b4e3a38c8f7a1706d540cbc3dd8dd35166e7a65bea9d1bc0b5",
+            "8abfb57b478f1e1228a69a52175bf41c35813845b0af3cf0ccd3873d6f655614",
             1,
             "live",
         ),
@@ -244,21 +245,27 @@ def test_pruned_and_reborn_threads(saver: SurefootSaver) -> None:
 STATES = ["started", "succeeded", "failed", "in_doubt", "absent", "needs_review"]
 
 
-def test_effects_in_each_state(saver: SurefootSaver) -> None:
-    chain = look(saver.core.ports, "effects")
+def _effects(saver: SurefootSaver, chain: Chain | None) -> list[tuple[EffectBody, dict[str, Any]]]:
+    """Effects of a chain, oldest first, with their values."""
     assert chain is not None
-    records = [r for r in chain.walk() if r.kind is Kind.EFFECT]
-    bodies: list[EffectBody] = [effect_of("effects", r) for r in reversed(records)]
     loader = loader_for(saver.core.ports, chain, saver.serde)
+    found = []
+    for record in chain.walk():
+        if record.kind is not Kind.EFFECT:
+            continue
+        body = effect_of("effects", record)
+        parts = {
+            name: getattr(body, name) for name in ("arguments", "result", "receipt", "evidence")
+        }
+        loader.fetch([part for part in parts.values() if part is not None])
+        found.append((body, {k: v if v is None else loader.load(v) for k, v in parts.items()}))
+    return found[::-1]
 
-    def load(value: Any) -> Any:
-        if value is None:
-            return None
-        loader.fetch([value])
-        return loader.load(value)
 
-    assert [b.state for b in bodies] == STATES
-    for number, body in enumerate(bodies):
+def test_effects_in_each_state(saver: SurefootSaver) -> None:
+    loaded = viewing(saver.core.ports, "effects", lambda chain: _effects(saver, chain))
+    assert [b.state for b, _ in loaded] == STATES
+    for number, (body, load) in enumerate(loaded):
         state = STATES[number]
         assert body.slot == hashlib.sha256(state.encode()).digest()
         assert body.name == f"effect {state}"
@@ -267,10 +274,10 @@ def test_effects_in_each_state(saver: SurefootSaver) -> None:
         assert body.key == f"{number:032x}"
         assert (body.namespace, body.checkpoint_id) == ("", "e0")
         assert body.position == f"(root) step 1 task (pull,pay) call {number}"
-        assert load(body.arguments) == {"amount": number}
-        assert load(body.result) == (["succeeded"] if state == "succeeded" else None)
-        assert load(body.receipt) == ({"id": "ch_1"} if number % 2 else None)
-        assert load(body.evidence) == ({"amount": 9} if state == "needs_review" else None)
+        assert load["arguments"] == {"amount": number}
+        assert load["result"] == (["succeeded"] if state == "succeeded" else None)
+        assert load["receipt"] == ({"id": "ch_1"} if number % 2 else None)
+        assert load["evidence"] == ({"amount": 9} if state == "needs_review" else None)
         assert body.error == ("TimeoutError" if state == "in_doubt" else None)
         assert body.source == ("reconcile" if number > 3 else "body")
         assert body.at_us == 1_767_225_600_000_000 + number

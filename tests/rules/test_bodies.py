@@ -111,6 +111,7 @@ _PRUNE = st.builds(
     st.lists(st.builds(KeptFrame, _INT, _INT, _INT, _DIGEST), max_size=3).map(tuple),
     _TEXT,
     st.lists(_INT, max_size=3).map(tuple),
+    st.booleans(),
 )
 SAMPLE = Typed("msgpack", Inline(b"\x00\x01"))
 EXAMPLES: dict[str, Any] = {
@@ -133,7 +134,7 @@ EXAMPLES: dict[str, Any] = {
     "E": EffectBody(
         bytes(32), "name\ud800", "started", 1, "K", bytes(32), "key", "", "c", "(root)", SAMPLE
     ),
-    "P": PruneBody((KeptFrame(9, 2, 8, bytes(32)),), "keep\0", (3, 4)),
+    "P": PruneBody((KeptFrame(9, 2, 8, bytes(32)),), "keep\0", (3, 4), True),
 }
 
 

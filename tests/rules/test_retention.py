@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.rules.retention import CheckpointFacts, decide_kept, decide_latest
+from surefoot.rules.retention import CheckpointFacts, decide_cuts, decide_kept, decide_latest
 
 pytestmark = pytest.mark.optimized
 
@@ -95,6 +95,19 @@ def test_a_line_that_ends_early_ends_the_search() -> None:
 def test_ancestors_of_another_namespace_do_not_count() -> None:
     facts = [fact("a", namespace="sub", stored="m"), fact("b", "a", delta="m")]
     assert kept(facts, "b") == "b"
+
+
+@pytest.mark.parametrize(
+    ("kept_ids", "cuts"),
+    [("", True), ("c", False), ("abc", False), ("b", True), ("ab", True), ("ac", False)],
+)
+def test_a_prune_cuts_when_a_later_root_checkpoint_goes(kept_ids: str, cuts: bool) -> None:
+    """Step numbers come back then; checkpoints of other namespaces are no steps of the root."""
+    facts = [fact(name, order=n) for n, name in enumerate("abc", start=1)]
+    facts.append(fact("s", order=9, namespace="sub"))
+    assert decide_cuts(facts, {("", name) for name in kept_ids}) is cuts
+    assert decide_cuts([facts[-1]], set()) is False
+    assert decide_cuts([], set()) is False
 
 
 @given(

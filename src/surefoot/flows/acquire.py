@@ -246,7 +246,7 @@ def _scan(session: Session, chain: Chain) -> None:
         elif record.kind is Kind.CHECKPOINT:
             body = checkpoint_of(session.identity.thread, record)
             folded.update(body.folds)
-            learn(session, record, body)
+            learn(session, record, body, chain.key_id(record))
             if body.namespace == "" and floor is None:
                 # Checkpoints of its subgraphs may lie below it; its frame says how far.
                 floor = chain.early_floor(record) or record.link.seq
@@ -273,9 +273,9 @@ def _scan_early(session: Session, chain: Chain, floor: int) -> None:
     session.early = {subject: seq for subject, seq in writes.items() if subject not in have}
 
 
-def learn(session: Session, record: RecordHead, body: CheckpointBody) -> None:
+def learn(session: Session, record: RecordHead, body: CheckpointBody, key_id: str) -> None:
     """Notes a checkpoint met on the way down; the first one met of a namespace is its latest."""
-    known = known_of(record, body)
+    known = known_of(record, body, key_id)
     if known.namespace == "" and session.base_branch and "" not in session.latest:
         known = replace(known, branch=session.base_branch)
     session.known.setdefault((known.namespace, known.checkpoint_id), known)
@@ -285,7 +285,7 @@ def learn(session: Session, record: RecordHead, body: CheckpointBody) -> None:
     session.branch_heads.setdefault((known.namespace, known.branch), known.checkpoint_id)
 
 
-def known_of(record: RecordHead, body: CheckpointBody) -> Known:
+def known_of(record: RecordHead, body: CheckpointBody, key_id: str) -> Known:
     """Facts about a stored checkpoint; a branch's id is the digest of the record that began it."""
     return Known(
         body.namespace,
@@ -294,6 +294,7 @@ def known_of(record: RecordHead, body: CheckpointBody) -> Known:
         record.link.seq,
         body.step,
         record.link.digest if body.born else body.branch,
+        key_id,
     )
 
 

@@ -83,6 +83,7 @@ class Chain:
         self.head = head
         self._by_digest: dict[bytes, RecordHead] = {}
         self._floors: dict[tuple[int, int], int] = {}
+        self._key_ids: dict[tuple[int, int], str] = {}
         self._frame_of: dict[bytes, tuple[int, int]] = {}
         self._frames: list[Frame] = []
         self._lowest: int | None = None
@@ -119,6 +120,10 @@ class Chain:
     def early_floor(self, record: RecordHead) -> int:
         """The early floor of the frame that holds a record."""
         return self._floors.get(self._frame_of[record.link.digest], 0)
+
+    def key_id(self, record: RecordHead) -> str:
+        """Id of the key that seals a record."""
+        return self._key_ids[self._frame_of[record.link.digest]]
 
     def frame_key(self, record: RecordHead) -> tuple[int, int]:
         """(last_seq, epoch) of the frame that holds a record."""
@@ -238,6 +243,7 @@ class Chain:
             self._frames.append(frame)
             key = (frame.last_seq, frame.epoch)
             self._floors[key] = frame.early_floor
+            self._key_ids[key] = frame.key_id
             for record in frame.records:
                 held = self._by_digest.get(record.link.digest)
                 if held is not None and held.body is not None and record.body is None:

@@ -315,7 +315,10 @@ def _body(
     """The record of a start, and the rows that its arguments need."""
     namespace, checkpoint_id = request.place.levels[-1] if request.place.levels else ("", "")
     writer = _writer(ports, serde)
-    key_id = ports.seals.primary()
+    # The key that seals the checkpoint above, not the primary of the moment: it is fixed by a
+    # published record, so a rotation between two attempts does not change what is sent (E9).
+    root = session.known.get(request.place.levels[0]) if request.place.levels else None
+    key_id = ports.seals.primary() if root is None else root.key_id
     purpose = ports.seals.purpose_key(
         key_id, "idempotency/v1", session.identity.tenant, session.identity.thread
     )
@@ -531,11 +534,14 @@ def step_aside(ports: Ports, session: Session) -> None:
         Fenced: Another worker has the thread.
         StoreUnavailable: B could not be reached; the lease runs out by itself.
     """
-    with session.lock:
-        if session.stopped or session.yielded:
-            return
-        session.paused_at = max([session.paused_at or "", *(c for _, c in session.known)])
-        journal.publish(ports, session, free=True)
+    session.paused_at = max([session.paused_at or "", *(c for _, c in list(session.known))])
+    if not session.lock.acquire(blocking=False):
+        return  # a save is under way; its publish gives the lease back
+    try:
+        if not (session.stopped or session.yielded):
+            journal.publish(ports, session, free=True)
+    finally:
+        session.lock.release()
 
 
 def settle_left_ms(ports: Ports, step: Step) -> int:

@@ -276,7 +276,7 @@ def put(
         session.early.pop(subject, None)
         if save.namespace == "":
             session.early_children.pop(checkpoint_id, None)
-        _learn_saved(session, body, links[at], refs, writer)
+        _learn_saved(session, body, links[at], refs, writer, ports.seals.primary())
         rest = save.namespace == "" and decide_at_rest(
             str(save.metadata.get("source")),
             save.checkpoint.get("channel_values", {}),
@@ -424,7 +424,8 @@ def recall(ports: Ports, session: Session, namespace: str, checkpoint_id: str) -
 
 def learn_older(session: Session, chain: Chain, found: Found) -> None:
     """Notes an older checkpoint, and whether it still is the head of its branch."""
-    known = replace(known_of(found.record, found.body), seq=found.order)
+    key_id = chain.key_id(found.record)
+    known = replace(known_of(found.record, found.body, key_id), seq=found.order)
     place = (known.namespace, known.checkpoint_id)
     if place in session.known:
         return
@@ -492,9 +493,10 @@ def _learn_saved(
     link: Link,
     refs: dict[str, tuple[Any, Typed]],
     writer: Writer,
+    key_id: str,
 ) -> None:
     record = RecordHead(link, b"", session.epoch, Kind.CHECKPOINT, 1, b"", None)
-    known = known_of(record, body)
+    known = known_of(record, body, key_id)
     place = (known.namespace, known.checkpoint_id)
     again = place in session.known
     if not again:

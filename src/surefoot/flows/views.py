@@ -16,13 +16,14 @@ from surefoot.ports import Mark, Ports, ThreadRow
 from surefoot.rules.envelope import Identity, Link
 from surefoot.rules.resume import ResumeFacts, Verdict, decide_resume
 
-__all__ = ["FIRST_PAGE_FRAMES", "gather", "has_moved", "viewing"]
+__all__ = ["FIRST_PAGE_FRAMES", "all_threads", "gather", "has_moved", "viewing"]
 
 T = TypeVar("T")
 
 #: Frames read with the thread's row; a resume seldom needs more.
 FIRST_PAGE_FRAMES = 6
 _TRIES = 20
+_PAGE = 1_000
 
 
 def viewing(ports: Ports, thread: str, work: Callable[[Chain | None], T]) -> T:
@@ -62,6 +63,26 @@ def has_moved(ports: Ports, chain: Chain) -> bool:
         return True
     now = (mark.incarnation, mark.seq, mark.digest, mark.state)
     return now != (chain.identity.incarnation, chain.head.seq, chain.head.digest, "live")
+
+
+def all_threads(ports: Ports) -> list[str]:
+    """Ids of all threads of the tenant.
+
+    B is asked first: a thread whose rows are gone from A is still looked at, and refused.
+    """
+    found: dict[str, None] = {}
+    last: str | None = None
+    while True:
+        page = [*ports.marks.marks(ports.tenant, after_thread=last, limit=_PAGE)]
+        found.update({thread: None for thread, mark in page if mark.state != "tombstone"})
+        if len(page) < _PAGE:
+            break
+        last = page[-1][0]
+    after = 0
+    while rows := ports.store.threads(ports.tenant, after_key=after, limit=_PAGE):
+        after = rows[-1].key
+        found.update({row.thread: None for row in rows})
+    return list(found)
 
 
 def _checked(ports: Ports, thread: str, mark: Mark | None) -> Chain | None:

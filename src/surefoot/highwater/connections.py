@@ -18,11 +18,12 @@ from typing import Any
 from urllib.parse import quote
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from surefoot.config import Limits
+from surefoot.conninfo import parse_conninfo, shown_address
 from surefoot.errors import Misconfigured, StoreUnavailable
 
 __all__ = ["Connections", "GivenPool", "OwnConnections"]
@@ -30,16 +31,6 @@ __all__ = ["Connections", "GivenPool", "OwnConnections"]
 Connection = psycopg.Connection[Any]
 
 _SECRET_OPTIONS = ("password", "sslpassword", "passfile", "oauth_client_secret")
-_DEFAULT_PORT = "5432"
-
-
-def shown_address(options: dict[str, Any]) -> str:
-    """The address without user, password and options, for messages."""
-    host = str(options.get("host") or "")
-    where = "(local socket)" if not host or host.startswith(("/", "@")) else host
-    port = str(options.get("port") or _DEFAULT_PORT)
-    tail = "" if port == _DEFAULT_PORT or where == "(local socket)" else f":{port}"
-    return f"postgresql://{where}{tail}/{options.get('dbname') or ''}"
 
 
 def alive(conn: Connection) -> bool:
@@ -88,13 +79,7 @@ class OwnConnections(Connections):
     """
 
     def __init__(self, conninfo: str, limits: Limits) -> None:
-        try:
-            options: dict[str, Any] = dict(conninfo_to_dict(conninfo))
-        except psycopg.Error:
-            # The parser's message may quote any part of the string, also the password.
-            raise Misconfigured(
-                field="highwater", reason="the connection string cannot be parsed"
-            ) from None
+        options = parse_conninfo(conninfo, field="highwater")
         seconds = max(1, -(-limits.connect_timeout_ms // 1_000))
         defaults: dict[str, Any] = {
             "application_name": "surefoot-highwater",
@@ -192,8 +177,8 @@ class GivenPool(Connections):
         conninfo = pool.conninfo
         options: dict[str, Any] = {}
         if isinstance(conninfo, str):
-            with suppress(psycopg.Error):
-                options = dict(conninfo_to_dict(conninfo))
+            with suppress(Misconfigured):
+                options = parse_conninfo(conninfo, field="highwater")
         kwargs = pool.kwargs
         if isinstance(kwargs, dict):
             options.update({k: kwargs[k] for k in ("host", "port", "dbname") if k in kwargs})

@@ -19,7 +19,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.runtime import Runtime
 from langgraph.store.base import BaseStore
 
-from surefoot.errors import Misconfigured, Misuse, SurefootError
+from surefoot.errors import Misconfigured, Misuse, Refused, SurefootError
 from surefoot.flows import effects as flow
 from surefoot.langgraph.bubble import bubbling
 from surefoot.langgraph.place import Here, here
@@ -528,11 +528,13 @@ def _drive(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> Any:
         return _pump(steps, functools.partial(_act, at))
     except SurefootError as error:
         if at is not None:
-            _step_aside(at)
+            _step_aside(at, error)
         raise bubbling(error) from None
 
 
-def _step_aside(at: Here) -> None:
+def _step_aside(at: Here, error: SurefootError) -> None:
+    if not isinstance(error, Refused):
+        return
     with contextlib.suppress(SurefootError):  # the refusal is what the caller has to see
         flow.step_aside(at.core.ports, at.session)
 
@@ -609,7 +611,7 @@ async def _drive_async(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> Any:
                 error = raised
     except SurefootError as failed:
         if at is not None:
-            await at.core.offload.run(_step_aside, at)
+            await at.core.offload.run(_step_aside, at, failed)
         raise bubbling(failed) from None
 
 

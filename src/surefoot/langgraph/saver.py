@@ -33,12 +33,12 @@ from psycopg_pool import ConnectionPool
 
 from surefoot.assembly import Core, open_core
 from surefoot.config import DEFAULT_CREDENTIAL_NAMES, Limits, ResumePolicy
-from surefoot.errors import Misuse, RollbackDetected, TamperDetected
+from surefoot.errors import Misconfigured, Misuse, RollbackDetected, TamperDetected
 from surefoot.flows import load, maintain, save
 from surefoot.flows.acquire import held
 from surefoot.flows.chain import Chain
 from surefoot.flows.find import Found, walk_checkpoints
-from surefoot.flows.views import FIRST_PAGE_FRAMES, has_moved, viewing
+from surefoot.flows.views import FIRST_PAGE_FRAMES, all_threads, has_moved, viewing
 from surefoot.keys import Keyring
 from surefoot.langgraph.host import Target, caller, checkpoint_id_of, run_of, target_of
 from surefoot.langgraph.serde import StrictSerializer
@@ -123,6 +123,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         serde: StrictSerializer | None = None,
         credential_names: Collection[str] = DEFAULT_CREDENTIAL_NAMES,
     ) -> None:
+        _check_settings(tenant, serde, credential_names)
         super().__init__(serde=serde or StrictSerializer())
         self.core: Core = open_core(
             conn,
@@ -379,16 +380,10 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         self, filter_: dict[str, Any] | None, before_id: str | None
     ) -> Iterator[CheckpointTuple]:
         ports = self.core.ports
-        after, streams = 0, []
-        while True:
-            rows = ports.store.threads(ports.tenant, after_key=after)
-            if not rows:
-                break
-            after = rows[-1].key
-            streams += [
-                self._list_thread(Target(row.thread, "", None), None, filter_, before_id)
-                for row in rows
-            ]
+        streams = [
+            self._list_thread(Target(thread, "", None), None, filter_, before_id)
+            for thread in all_threads(ports)
+        ]
         return heapq.merge(*streams, key=lambda t: t.checkpoint["id"], reverse=True)
 
     def _list_thread(
@@ -707,7 +702,8 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Deletes the checkpoints that these runs made, and their writes.
 
-        Checkpoints that a DeltaChannel of others is rebuilt from stay, and so do effects.
+        Checkpoints that a DeltaChannel of others is rebuilt from stay, and so do effects. The
+        threads of a run are found by an index of the database, which is not verified.
 
         Args:
             run_ids: ``metadata["run_id"]`` of the runs.
@@ -877,6 +873,19 @@ def _check_list_arguments(filter_: object, limit: object) -> None:
         return
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
         raise Misuse(field="limit", reason="must be None or a number from 0")
+
+
+def _check_settings(tenant: object, serde: object, credential_names: object) -> None:
+    if not isinstance(tenant, str) or not tenant:
+        raise Misconfigured(field="tenant", reason="must be a text that is not empty")
+    if serde is not None and not isinstance(serde, StrictSerializer):
+        raise Misconfigured(field="serde", reason="must be a surefoot StrictSerializer")
+    if (
+        isinstance(credential_names, (str, bytes))
+        or not isinstance(credential_names, Collection)
+        or not all(isinstance(name, str) for name in credential_names)
+    ):
+        raise Misconfigured(field="credential_names", reason="must be a collection of texts")
 
 
 def _check_sequence(value: object, field: str) -> None:

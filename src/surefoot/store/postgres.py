@@ -20,9 +20,9 @@ import psycopg
 import psycopg_pool
 from psycopg import pq
 from psycopg.adapt import Transformer
-from psycopg.conninfo import conninfo_to_dict
 
 from surefoot.config import Limits
+from surefoot.conninfo import parse_conninfo, shown_address
 from surefoot.errors import (
     Busy,
     Closed,
@@ -258,16 +258,7 @@ def _shown(conninfo: object) -> str:
     """
     if not isinstance(conninfo, str):
         return "postgresql://(pool)"
-    try:
-        parts = conninfo_to_dict(conninfo)
-    except psycopg.Error:
-        raise Misconfigured(
-            field="conninfo", reason="it is no PostgreSQL connection string"
-        ) from None
-    host = str(parts.get("host") or "(local socket)")
-    port = f":{parts['port']}" if parts.get("port") else ""
-    shown_host = "(local socket)" if host.startswith("/") else f"{host}{port}"
-    return f"postgresql://{shown_host}/{parts.get('dbname') or ''}"
+    return shown_address(parse_conninfo(conninfo, field="conn_string"))
 
 
 # --- the driver --------------------------------------------------------------------------------
@@ -481,7 +472,7 @@ class PostgresContentStore:
             StoreUnavailable: It cannot; the pool alone would only say that time is over.
         """
         conninfo = self._conninfo or ""
-        given = conninfo_to_dict(conninfo)
+        given = parse_conninfo(conninfo, field="conn_string")
         timeout = self._limits.connect_timeout_ms / 1_000
         kwargs: dict[str, Any] = {k: v for k, v in _NETWORK.items() if k not in given}
         kwargs["autocommit"] = True
