@@ -1,7 +1,7 @@
 """Wires drivers and ports from configuration, once, and keeps what all clones of a saver share.
 
-``Core`` owns the stores, the live sessions, the offload pool and the keeper thread (which
-flushes writes that wait too long, renews leases and gives back what finished runs hold).
+``Core`` owns the stores, the live sessions, the offload pool and the keeper threads (which
+renew leases, flush writes that wait too long, and give back what finished runs hold).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ __all__ = ["Core", "core_of_run", "open_core", "open_highwater", "open_store"]
 log = logging.getLogger("surefoot")
 T = TypeVar("T")
 _TICK_S = 1.0
+_IDLE_MS = 2_000
 
 
 def open_store(
@@ -48,6 +49,11 @@ def open_store(
     """
     if isinstance(where, ConnectionPool):
         return PostgresContentStore(where, schema=schema, limits=limits)
+    if not isinstance(where, str):
+        raise Misconfigured(
+            field="conn_string",
+            reason=f"must be an address or a ConnectionPool, not {type(where).__name__}",
+        )
     url = StoreUrl.parse(where, field_name="conn_string")
     if url.scheme == "sqlite":
         if schema is not None:
@@ -115,8 +121,7 @@ class Core:
         self._owns_marks = owns_marks
         self._gate = threading.Lock()
         self._acquiring: dict[str, threading.Lock] = {}
-        self._wake = threading.Event()
-        self._keeper: threading.Thread | None = None
+        self._keepers: dict[str, tuple[threading.Thread, threading.Event]] = {}
         self._closed = False
         self._durable = False
         _open_cores.add(self)
@@ -127,8 +132,7 @@ class Core:
         self.offload = Offload(self.ports.limits.offload_threads)
         self._gate = threading.Lock()
         self._acquiring = {}
-        self._wake = threading.Event()
-        self._keeper = None
+        self._keepers = {}
 
     # --- opening and closing --------------------------------------------------------------------
 
@@ -170,10 +174,10 @@ class Core:
             if self._closed:
                 return
             self._closed = True
-        self._wake.set()
-        keeper = self._keeper
-        if keeper is not None and keeper is not threading.current_thread():
-            keeper.join(timeout=10)
+        self.nudge()
+        for keeper, _ in self._keepers.values():
+            if keeper is not threading.current_thread():
+                keeper.join(timeout=10)
         self.end_all()
         self.offload.close()
         self.ports.store.close()
@@ -213,10 +217,9 @@ class Core:
             session.loop = run.loop
             session.caller = caller
             if run.writer is not None:
-                session.writer = weakref.ref(run.writer, self._on_run_over(session))
+                session.writer = weakref.ref(run.writer, self._on_run_over())
             self.sessions.put(session)
-        self._start_keeper()
-        self._wake.set()
+        self._start_keepers()
         return session, chain, True
 
     def of_run(self, thread: str, run: RunHandle) -> Session:
@@ -281,78 +284,107 @@ class Core:
                 self._acquiring = {k: v for k, v in self._acquiring.items() if v.locked()}
             return self._acquiring.setdefault(thread, threading.Lock())
 
-    def _on_run_over(self, session: Session) -> Callable[[object], None]:
-        core, held = weakref.ref(self), weakref.ref(session)
+    def _on_run_over(self) -> Callable[[object], None]:
+        core = weakref.ref(self)
 
         def over(_: object) -> None:
             # Runs inside the garbage collector: only wake the keeper, do no I/O here.
-            alive, ended = core(), held()
-            if alive is not None and ended is not None:
+            alive = core()
+            if alive is not None:
                 alive.nudge()
 
         return over
 
-    # --- the keeper -----------------------------------------------------------------------------
+    # --- the keepers ----------------------------------------------------------------------------
 
-    def _start_keeper(self) -> None:
+    def _start_keepers(self) -> None:
+        """Starts the thread that renews leases and the one that flushes and ends.
+
+        They are two, because a slow store or a long save must not cost another run its lease.
+        """
         with self._gate:
-            if self._closed or (self._keeper is not None and self._keeper.is_alive()):
-                return
-            self._keeper = threading.Thread(
-                target=_keep,
-                args=(weakref.ref(self), self._wake),
-                name="surefoot-keeper",
-                daemon=True,
-            )
-            self._keeper.start()
+            for name, round_ in (("lease", Core.renew_due), ("flush", Core.flush_due)):
+                held = self._keepers.get(name)
+                if self._closed or (held is not None and held[0].is_alive()):
+                    continue
+                wake = threading.Event()
+                thread = threading.Thread(
+                    target=_keep,
+                    args=(weakref.ref(self), round_, wake),
+                    name=f"surefoot-{name}",
+                    daemon=True,
+                )
+                self._keepers[name] = (thread, wake)
+                thread.start()
+        self.nudge()
 
     def nudge(self) -> None:
-        """Tells the keeper that there is something to do."""
-        self._wake.set()
+        """Tells the keepers that there is something to do."""
+        for _, wake in list(self._keepers.values()):
+            wake.set()
 
-    def keep_once(self) -> float | None:
-        """One round of the keeper.
+    def renew_due(self) -> float | None:
+        """Renews the leases that are due.
 
         Returns:
             Seconds until the next round is due, or None when nothing is live.
         """
         sessions = self.sessions.all()
-        if not sessions:
-            return None
-        now = self.ports.host.monotonic_ms()
+        for session in sessions:
+            left_ms = session.lease_until_ms - self.ports.host.monotonic_ms()
+            if session.yielded or session.stopped or not session.lease_until_ms:
+                continue
+            if left_ms < self.ports.policy.lease_ttl_ms * 2 // 3:
+                try:
+                    journal.renew(self.ports, session)
+                except SurefootError as error:
+                    session.latch(error)
+                    log.warning("thread %r: %s", session.identity.thread, error)
+        tick = min(_TICK_S, self.ports.policy.lease_ttl_ms / 6_000)
+        return tick if sessions else None
+
+    def flush_due(self) -> float | None:
+        """Flushes writes that have waited long enough, and ends the sessions of runs that left.
+
+        Returns:
+            Seconds until the next round is due, or None when nothing is live.
+        """
+        sessions = self.sessions.all()
         due = _TICK_S
         for session in sessions:
             if session.has_left():
-                self._end(session)
-                continue
-            if session.latched is None:
-                due = min(due, self._tend(session, now))
-        return due
+                self._if_idle(session, self._end)
+            elif session.latched is None:
+                due = min(due, self._flush_if_due(session))
+        return due if sessions else None
 
-    def _tend(self, session: Session, now: int) -> float:
-        limits, policy = self.ports.limits, self.ports.policy
-        due = _TICK_S
+    def _if_idle(self, session: Session, act: Callable[[Session], None]) -> None:
+        if session.lock.acquire(blocking=False):
+            try:
+                act(session)
+            finally:
+                session.lock.release()
+
+    def _flush_if_due(self, session: Session) -> float:
+        now = self.ports.host.monotonic_ms()
+        with session.queue_lock:
+            oldest = min((p.since_ms for p in session.queue), default=None)
+        if oldest is not None:
+            left = oldest + self.ports.limits.flush_after_ms - now
+            if left > 0:
+                return left / 1000
+            self._if_idle(session, self._flush)
+        if not session.swept and now - session.idle_since_ms > _IDLE_MS:
+            session.swept = True
+            gc.collect()  # a run that ended in an error or a static interrupt leaves a cycle
+        return _TICK_S
+
+    def _flush(self, session: Session) -> None:
         try:
-            with session.queue_lock:
-                oldest = min((p.since_ms for p in session.queue), default=None)
-            if oldest is not None:
-                left = oldest + limits.flush_after_ms - now
-                if left <= 0:
-                    save.flush(self.ports, session, everything=False)
-                else:
-                    due = left / 1000
-            if (
-                session.lease_until_ms
-                and session.lease_until_ms - now < policy.lease_ttl_ms * 2 // 3
-            ):
-                journal.renew(self.ports, session)
-            if not session.swept and now - session.idle_since_ms > 2_000:
-                session.swept = True
-                gc.collect()  # a run that ended in an error or a static interrupt leaves a cycle
+            save.flush(self.ports, session, everything=False)
         except SurefootError as error:
             session.latch(error)
             log.warning("thread %r: %s", session.identity.thread, error)
-        return due
 
 
 _open_cores: weakref.WeakSet[Core] = weakref.WeakSet()
@@ -368,8 +400,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _keep(core_ref: weakref.ref[Core], wake: threading.Event) -> None:
-    """Body of the keeper thread; lives as long as its core has sessions or is not closed."""
+def _keep(
+    core_ref: weakref.ref[Core], round_: Callable[[Core], float | None], wake: threading.Event
+) -> None:
+    """Body of a keeper thread; lives until its core is closed or gone."""
     wait: float | None = 0.0
     while True:
         wake.wait(wait)
@@ -377,7 +411,7 @@ def _keep(core_ref: weakref.ref[Core], wake: threading.Event) -> None:
         core = core_ref()
         if core is None or core.closed:
             return
-        wait = core.keep_once()
+        wait = round_(core)
         if wait is None:
             wait = 30.0
         del core

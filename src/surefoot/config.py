@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from surefoot.errors import Misconfigured
 
@@ -60,12 +60,7 @@ class ResumePolicy:
     settling_ms: int = 5_000
 
     def __post_init__(self) -> None:
-        for name in ("lease_ttl_ms", "barrier_timeout_ms"):
-            if getattr(self, name) <= 0:
-                raise Misconfigured(field=f"ResumePolicy.{name}", reason="must be above 0")
-        for name in ("wait_for_lease_ms", "settling_ms", "handover_grace_ms"):
-            if getattr(self, name) < 0:
-                raise Misconfigured(field=f"ResumePolicy.{name}", reason="must not be negative")
+        _check_numbers(self, at_least_0={"wait_for_lease_ms", "settling_ms", "handover_grace_ms"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +93,21 @@ class Limits:
     lock_timeout_ms: int = 10_000
     busy_timeout_ms: int = 30_000
     known_digests_max: int = 4_096
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, at_least_0={"inline_value_bytes", "flush_after_ms"})
+
+
+def _check_numbers(settings: ResumePolicy | Limits, *, at_least_0: set[str]) -> None:
+    """Checks that every field is a whole number in its range."""
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        least = 0 if item.name in at_least_0 else 1
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+            raise Misconfigured(
+                field=f"{type(settings).__name__}.{item.name}",
+                reason=f"must be a whole number from {least} to 2147483647",
+            )
 
 
 @dataclass(frozen=True, slots=True)

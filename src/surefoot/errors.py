@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 __all__ = [
     "BarrierTimeout",
     "Busy",
+    "ChunkTaken",
     "Closed",
     "EffectConflict",
     "EffectInDoubt",
@@ -289,6 +290,12 @@ class StoreUnavailable(Unavailable):
     """The content store or the high-water store could not be reached or gave an error."""
 
     code = "STORE_UNAVAILABLE"
+
+
+class ChunkTaken(StoreUnavailable):
+    """A list chunk with this number is stored already, by a worker that is fenced by now."""
+
+    code = "CHUNK_TAKEN"
 
 
 class OutcomeUnknown(Unavailable):

@@ -142,17 +142,16 @@ class Keyring:
 
     @classmethod
     def _read(cls, path: str | os.PathLike[str], *, where: str) -> Keyring:
+        mode, text, problem = 0, "", ""
         try:
             mode = Path(path).stat().st_mode
             text = Path(path).read_text(encoding="utf-8-sig")
         except OSError as error:
-            raise KeyMissing(
-                key_id=None, reason=f"{where}: {error.strerror or type(error).__name__}"
-            ) from None
-        except UnicodeDecodeError:
-            raise Misconfigured(field=where, reason="is not text") from None
+            problem = error.strerror or type(error).__name__
         except ValueError:
-            raise KeyMissing(key_id=None, reason=f"{where}: is no path") from None
+            problem = "is no path, or no text"
+        if problem:  # raised here, so that no error holds the path in its context
+            raise KeyMissing(key_id=None, reason=f"{where}: {problem}")
         if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
             raise Misconfigured(
                 field=where,

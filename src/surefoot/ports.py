@@ -364,7 +364,7 @@ class HighWater(Protocol):
         """
 
     def renew(self, tenant: str, thread: str, epoch: int, ttl_ms: int) -> bool:
-        """Extends the lease if the epoch is still ours."""
+        """Extends the lease if the epoch is still ours and the lease was not given back."""
 
     def marks(
         self, tenant: str, *, after_thread: str | None = None, limit: int = 1_000

@@ -31,8 +31,8 @@ def test_join(live: set[str], before: set[str], ran: set[str], expected: set[str
     assert decide_join(JOIN, live, before, now, earlier) == expected
 
 
-def test_a_node_without_a_trace_is_kept() -> None:
-    assert decide_join(JOIN, {"a", "b"}, set(), {}, {}) == {"a", "b"}
+def test_a_node_without_a_trace_counts_only_when_it_was_sent() -> None:
+    assert decide_join(JOIN, {"a", "b"}, set(), {}, {}, {"b"}) == {"b"}
 
 
 def test_shapes() -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from surefoot import __version__
-from surefoot.errors import Busy, Misuse, Refused, SurefootError, Unavailable
+from surefoot.errors import Busy, Misconfigured, Misuse, Refused, SurefootError, Unavailable
 from surefoot.keys import ENV_KEYS, Keyring, default_key_file
 
 __all__ = ["app"]
@@ -71,13 +71,14 @@ def init(
     marks_file = (highwater or key_file.parent / "highwater.db").expanduser().absolute()
     made: dict[str, Any] = {"keys": str(key_file), "highwater": f"sqlite:///{marks_file}"}
     try:
+        _make_folder(marks_file.parent, "--highwater")
+        _make_folder(key_file.parent, "--keys")
         made["keys_made"] = not key_file.exists()
         if made["keys_made"]:
             Keyring.generate().to_file(key_file)
         else:
             Keyring.from_file(key_file)
         made["highwater_made"] = not marks_file.exists()
-        marks_file.parent.mkdir(parents=True, exist_ok=True)
         marks = SqliteHighWater(str(marks_file))
         marks.setup()
         marks.close()
@@ -87,6 +88,15 @@ def init(
         typer.echo(json.dumps(made, indent=2))
         return
     _explain_init(made, found_by_itself=key_file == default_key_file())
+
+
+def _make_folder(folder: Path, option: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise Misconfigured(
+            field=option, reason=f"{folder}: {error.strerror or type(error).__name__}"
+        ) from None
 
 
 def _explain_init(made: dict[str, Any], *, found_by_itself: bool) -> None:

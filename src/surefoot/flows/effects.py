@@ -233,6 +233,8 @@ def _start(
         if step.request.receiver is not Receiver.DEDUPLICATES:
             session.intents[slot] = session.epoch
             journal.publish(ports, session)
+        elif session.yielded:
+            journal.publish(ports, session)  # takes the lease again; fenced if somebody has it
         elif ports.host.monotonic_ms() > session.lease_until_ms - _MARGIN_MS:
             journal.renew(ports, session)
     except BaseException:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from surefoot.errors import (
+    ChunkTaken,
     Fenced,
     OutcomeUnknown,
     RollbackDetected,
@@ -72,6 +73,8 @@ def append(
             run_ids=run_ids,
         )
         session.key = _store(ports, session, request)
+    except ChunkTaken:
+        raise  # proven: nothing was stored; the caller writes the list anew
     except SurefootError as error:
         session.latch(error)
         raise
@@ -271,7 +274,9 @@ def _after_publish(ports: Ports, session: Session, request: Publish) -> Then:
 
 
 def renew(ports: Ports, session: Session) -> None:
-    """Extends the lease; a store that does not answer counts as lost authority (case 26).
+    """Extends the lease, unless it was given back meanwhile.
+
+    A store that does not answer counts as lost authority (case 26).
 
     Raises:
         Fenced: Another worker has the thread.
@@ -283,6 +288,9 @@ def renew(ports: Ports, session: Session) -> None:
     if not ports.marks.renew(
         identity.tenant, identity.thread, session.epoch, ports.policy.lease_ttl_ms
     ):
+        mark = ports.marks.read(identity.tenant, identity.thread)
+        if mark is not None and mark.epoch == session.epoch:
+            return  # given back by a publish that came first
         error = _fenced(ports, session, "the lease could not be renewed")
         session.latch(error)
         raise error

@@ -119,21 +119,16 @@ def _collect(
         found = list(walk_checkpoints(chain))
         facts = [_facts(loader, f) for f in found]
         kept = decide_kept(facts, choose(facts))
-        if len(kept) == len(facts):
-            return
         plan = _plan(chain, kept)
+        if len(kept) == len(facts):
+            # Nothing new to drop, but an earlier prune may have died before it collected.
+            if plan.pruned_at:
+                ports.store.collect(chain.row.key, plan.kept_below(plan.pruned_at))
+            return
         body = PruneBody(plan.frames, reason, plan.hidden, decide_cuts(facts, kept)).pack()
         journal.append(ports, session, [Record(Kind.PRUNE, BODY_SCHEMAS["P"], _NO_SUBJECT, body)])
         journal.publish(ports, session, free=True, clean=True)
-        ports.store.collect(
-            chain.row.key,
-            Kept(
-                frames=[(k.last_seq, k.epoch) for k in plan.frames],
-                above_seq=session.head.seq - 1,
-                values=sorted(plan.values),
-                logs=plan.logs,
-            ),
-        )
+        ports.store.collect(chain.row.key, plan.kept_below(session.head.seq))
 
 
 def _facts(loader: Loader, found: Found) -> CheckpointFacts:
@@ -156,6 +151,16 @@ class _Plan:
     hidden: tuple[int, ...]
     values: set[bytes]
     logs: dict[int, int]
+    pruned_at: int = 0
+
+    def kept_below(self, seq: int) -> Kept:
+        """What a published prune record at ``seq`` permits to delete (P6): all else below it."""
+        return Kept(
+            frames=[(k.last_seq, k.epoch) for k in self.frames],
+            above_seq=seq - 1,
+            values=sorted(self.values),
+            logs=self.logs,
+        )
 
 
 def _plan(chain: Chain, kept: Collection[tuple[str, str]]) -> _Plan:
@@ -185,6 +190,8 @@ def _plan(chain: Chain, kept: Collection[tuple[str, str]]) -> _Plan:
             effect = effect_of(thread, record)
             parts = (effect.arguments, effect.result, effect.receipt, effect.evidence)
             needed = [t for t in parts if t is not None]
+        elif record.kind is Kind.PRUNE:
+            plan.pruned_at = max(plan.pruned_at, record.link.seq)
         elif record.kind in (Kind.FORK, Kind.DECISION, Kind.ANCHORS):
             needed = []
         if needed is not None:

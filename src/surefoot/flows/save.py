@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from surefoot.errors import Misuse, SurefootError
+from surefoot.errors import ChunkTaken, Misuse, SurefootError
 from surefoot.flows import journal
 from surefoot.flows.acquire import known_of
 from surefoot.flows.chain import Chain
@@ -49,6 +49,7 @@ __all__ = [
 
 _INTERRUPT = "__interrupt__"
 _ERROR = "__error__"
+_SENDS = "__pregel_tasks"
 _HANDLED = "__error_source_node__"
 _CLOSED_STATES = frozenset({"succeeded", "failed", "absent", "compensated", "abandoned"})
 
@@ -240,61 +241,87 @@ def put(
     """
     with session.lock:
         session.check_save(save.namespace, save.parent_id)
-        checkpoint_id = str(save.checkpoint["id"])
-        place = (save.namespace, checkpoint_id)
-        writer = _writer(ports, serde)
+        place = (save.namespace, str(save.checkpoint["id"]))
+        pending = _drain(session, everything=False, also=place)
         try:
-            body, refs = _checkpoint_body(ports, session, serde, writer, save)
-        except SurefootError as error:
-            session.latch(error)
-            raise
-        subject = checkpoint_subject(*place)
-        before = _drain(session, everything=False, also=place)
-        root = _root_of(save)
-        if root is not None and ("", root) not in session.known:
-            session.early_children.setdefault(root, session.head.seq + 1)
-        own = [p for p in before if (p.namespace, p.checkpoint_id) == place]
-        others = [p for p in before if (p.namespace, p.checkpoint_id) != place]
-        records, rows = _write_records(ports, session, others)
-        at = len(records)
-        records.append(Record(Kind.CHECKPOINT, BODY_SCHEMAS["C"], subject, body.pack()))
-        if own:
-            early = WritesBody(*place, tuple(p.batch for p in own)).pack()
-            records.append(Record(Kind.WRITES, BODY_SCHEMAS["W"], subject, early))
-            rows += [r for p in own for r in p.rows]
-        rows += [r for r in writer.rows if r[0] not in session.stored_digests]
-        run_id = save.metadata.get("run_id")
-        links = journal.append(
-            ports,
-            session,
-            records,
-            rows=list(dict(rows).items()),
-            chunks=writer.chunks,
-            checkpoint_hash=hash8(checkpoint_id),
-            run_ids=_new_runs(session, run_id),
-        )
-        session.early.pop(subject, None)
-        if save.namespace == "":
-            session.early_children.pop(checkpoint_id, None)
-        _learn_saved(session, body, links[at], refs, writer, ports.seals.primary())
-        rest = save.namespace == "" and decide_at_rest(
-            str(save.metadata.get("source")),
-            save.checkpoint.get("channel_values", {}),
-            save.checkpoint.get("channel_versions", {}).keys(),
-        )
-        if save.namespace == "":
-            session.step = body.step
-        with session.queue_lock:
-            idle = not session.queue and not session.running
-        if session.paused_at is not None and checkpoint_id > session.paused_at:
-            session.paused_at = None  # made after the pause: the run went on
-        journal.publish(
-            ports,
-            session,
-            free=rest or last or session.paused_at is not None,
-            clean=(rest or last) and idle,
-            folded=save.namespace == "",
-        )
+            body = _store(ports, session, serde, save, pending)
+        except ChunkTaken:
+            # A fenced worker's late chunk stands where a list was to grow: write it anew.
+            session.lists.clear()
+            session.refs.clear()
+            body = _store(ports, session, serde, save, pending)
+        _publish(ports, session, save, body, last=last)
+
+
+def _store(
+    ports: Ports,
+    session: Session,
+    serde: Serializer,
+    save: CheckpointSave,
+    pending: Sequence[Pending],
+) -> CheckpointBody:
+    """Stores the checkpoint and the writes that ride with it, in one frame."""
+    checkpoint_id = str(save.checkpoint["id"])
+    place = (save.namespace, checkpoint_id)
+    subject = checkpoint_subject(*place)
+    writer = _writer(ports, serde)
+    try:
+        body, refs = _checkpoint_body(ports, session, serde, writer, save)
+    except SurefootError as error:
+        session.latch(error)
+        raise
+    root = _root_of(save)
+    if root is not None and ("", root) not in session.known:
+        session.early_children.setdefault(root, session.head.seq + 1)
+    own = [p for p in pending if (p.namespace, p.checkpoint_id) == place]
+    others = [p for p in pending if (p.namespace, p.checkpoint_id) != place]
+    records, rows = _write_records(ports, session, others)
+    at = len(records)
+    records.append(Record(Kind.CHECKPOINT, BODY_SCHEMAS["C"], subject, body.pack()))
+    if own:
+        early = WritesBody(*place, tuple(p.batch for p in own)).pack()
+        records.append(Record(Kind.WRITES, BODY_SCHEMAS["W"], subject, early))
+        rows += [r for p in own for r in p.rows]
+    rows += [r for r in writer.rows if r[0] not in session.stored_digests]
+    links = journal.append(
+        ports,
+        session,
+        records,
+        rows=list(dict(rows).items()),
+        chunks=writer.chunks,
+        checkpoint_hash=hash8(checkpoint_id),
+        run_ids=_new_runs(session, save.metadata.get("run_id")),
+    )
+    session.early.pop(subject, None)
+    if save.namespace == "":
+        session.early_children.pop(checkpoint_id, None)
+    _learn_saved(session, body, links[at], refs, writer, ports.seals.primary())
+    return body
+
+
+def _publish(
+    ports: Ports, session: Session, save: CheckpointSave, body: CheckpointBody, *, last: bool
+) -> None:
+    """Publishes a stored checkpoint, and gives the lease back where the run rests or waits."""
+    is_root = save.namespace == ""
+    rest = is_root and decide_at_rest(
+        str(save.metadata.get("source")),
+        save.checkpoint.get("channel_values", {}),
+        save.checkpoint.get("channel_versions", {}).keys(),
+    )
+    if is_root:
+        session.step = body.step
+    with session.queue_lock:
+        idle = not session.queue and not session.running
+    if session.paused_at is not None and body.checkpoint_id > session.paused_at:
+        session.paused_at = None  # made after the pause: the run went on
+    journal.publish(
+        ports,
+        session,
+        free=rest or last or session.paused_at is not None,
+        clean=(rest or last) and idle,
+        folded=is_root,
+    )
 
 
 def _root_of(save: CheckpointSave) -> str | None:
@@ -338,6 +365,16 @@ def _checkpoint_body(
     skeleton = {k: v for k, v in save.checkpoint.items() if k != "channel_values"}
     step = save.metadata.get("step")
     extra: dict[str, Any] = {} if known is None else {"of": known.seq}
+    left_open = [
+        slot
+        for slot, place in session.unfolded.items()
+        if place == (save.namespace, save.parent_id)
+        and session.effects[slot].state not in _CLOSED_STATES
+    ]
+    if left_open:
+        # The graph went on without them. They cannot be called again from this branch, so
+        # their intents leave B; the sealed record keeps them for whoever looks for doubts.
+        extra["left_open"] = left_open
     body = CheckpointBody(
         namespace=save.namespace,
         checkpoint_id=checkpoint_id,
@@ -352,7 +389,6 @@ def _checkpoint_body(
             slot
             for slot, place in session.unfolded.items()
             if place == (save.namespace, save.parent_id)
-            and session.effects[slot].state in _CLOSED_STATES
         ),
         extra=extra,
     )
@@ -371,17 +407,20 @@ def _settled(
     joins = {c: v for c, v in values.items() if is_join(c, v)}
     if not joins or parent is None or session.durability != "async":
         return values
-    held = {v.channel: v.value for v in parent.values if v.channel in joins}
+    wanted = {*joins, _SENDS}
+    held = {v.channel: v.value for v in parent.values if v.channel in wanted}
     loader = Loader(session.identity.thread, ports.store, session.key or 0, serde)
     loader.fetch([parent.skeleton, *held.values()])
     seen_before = loader.load(parent.skeleton).get("versions_seen", {})
     seen_now = save.checkpoint.get("versions_seen", {})
+    sends = loader.load(held[_SENDS]) if _SENDS in held else ()
+    sent = {getattr(send, "node", "") for send in sends}
     out = dict(values)
     for channel, value in joins.items():
         stored = loader.load(held[channel]) if channel in held else set()
         before = set(stored[0]) if isinstance(stored, (list, tuple)) else set(stored)
         live = value[0] if isinstance(value, tuple) else value
-        settled = decide_join(channel, set(live), before, seen_now, seen_before)
+        settled = decide_join(channel, set(live), before, seen_now, seen_before, sent)
         out[channel] = (settled, *value[1:]) if isinstance(value, tuple) else settled
     return out
 

@@ -18,7 +18,7 @@ from surefoot.errors import Misuse
 from surefoot.offload import calling_task
 from surefoot.session import Caller, RunHandle
 
-__all__ = ["Target", "caller", "checkpoint_id_of", "run_of", "target_of"]
+__all__ = ["Target", "caller", "checkpoint_id_of", "run_of", "target_of", "thread_id"]
 
 _RUNTIME = "__pregel_runtime"
 _DURABILITY = "__pregel_durability"
@@ -46,10 +46,23 @@ def target_of(config: Mapping[str, Any] | None, *, field: str = "config") -> Tar
             field=f"{field}['configurable']['thread_id']",
             reason="is missing; pass {'configurable': {'thread_id': …}}",
         )
+    thread = thread_id(thread, field=f"{field}['configurable']['thread_id']")
     namespace = configurable.get("checkpoint_ns") or ""
     if not isinstance(namespace, str):
         raise _not_text(field, "checkpoint_ns", namespace)
-    return Target(str(thread), namespace, checkpoint_id_of(config, field=field))
+    return Target(thread, namespace, checkpoint_id_of(config, field=field))
+
+
+def thread_id(value: object, *, field: str) -> str:
+    """A thread id: text, or a whole number (LangGraph takes both).
+
+    Raises:
+        Misuse: It is anything else. Nothing is ever turned into text silently: a call that
+            deletes would delete the wrong thread.
+    """
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise Misuse(field=field, reason=f"must be a text, not {type(value).__name__}")
+    return str(value)
 
 
 def checkpoint_id_of(config: Mapping[str, Any] | None, *, field: str = "config") -> str | None:

@@ -13,7 +13,16 @@ import logging
 import random
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    Set,
+)
 from concurrent.futures import Future
 from itertools import dropwhile, islice
 from typing import Any, TypeAlias, TypeVar
@@ -40,6 +49,7 @@ from surefoot.flows.chain import Chain
 from surefoot.flows.find import Found, walk_checkpoints
 from surefoot.flows.views import FIRST_PAGE_FRAMES, all_threads, has_moved, viewing
 from surefoot.keys import Keyring
+from surefoot.langgraph import host
 from surefoot.langgraph.host import Target, caller, checkpoint_id_of, run_of, target_of
 from surefoot.langgraph.serde import StrictSerializer
 from surefoot.ports import HighWater
@@ -124,6 +134,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         credential_names: Collection[str] = DEFAULT_CREDENTIAL_NAMES,
     ) -> None:
         _check_settings(tenant, serde, credential_names)
+        _check_types(highwater=highwater, keys=keys, policy=policy, limits=limits)
         super().__init__(serde=serde or StrictSerializer())
         self.core: Core = open_core(
             conn,
@@ -223,7 +234,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         Raises:
             Busy: Its run is still alive.
         """
-        self.core.direct(str(thread_id), caller(), lambda: None)
+        self.core.direct(host.thread_id(thread_id, field="thread_id"), caller(), lambda: None)
 
     def close(self) -> None:
         """Flushes, gives every thread back and closes the stores. Idempotent."""
@@ -466,6 +477,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
     def _delta(
         self, config: RunnableConfig, channels: Sequence[str], run: RunHandle | None
     ) -> Mapping[str, DeltaChannelHistory]:
+        _check_sequence(channels, "channels")
         if not channels:
             return {}
         target = target_of(config)
@@ -552,6 +564,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         run: RunHandle | None,
     ) -> RunnableConfig:
         target = target_of(config)
+        _check_checkpoint(checkpoint, metadata, new_versions)
         wanted = save.CheckpointSave(
             target.namespace,
             checkpoint,
@@ -630,6 +643,9 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
                 field="config['configurable']['checkpoint_id']",
                 reason="is missing; writes are pending on a checkpoint",
             )
+        _text(task_id, "task_id")
+        _text(task_path, "task_path", empty=True)
+        _check_writes(writes)
         wanted = save.WritesSave(
             target.namespace,
             target.checkpoint_id,
@@ -666,7 +682,10 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             channel: Deprecated by LangGraph, ignored.
         """
         if isinstance(current, str):
-            count = int(current.split(".")[0]) + 1
+            head = current.split(".")[0]
+            if not head.isdigit():
+                raise Misuse(field="current", reason="is no version of a LangGraph channel")
+            count = int(head) + 1
             return f"{count:032}.{random.random():016}"  # noqa: S311 - uniqueness, not secrecy
         count = 0 if current is None else int(current) >> 32
         return ((count + 1) << 32) | random.getrandbits(32)
@@ -692,7 +711,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             Busy: A live run holds the thread.
             ResumeRefused: Stored, never witnessed (R2).
         """
-        thread = str(thread_id)
+        thread = host.thread_id(thread_id, field="thread_id")
         self.core.direct(thread, caller(), lambda: maintain.delete_thread(self.core.ports, thread))
 
     async def adelete_thread(self, thread_id: str) -> None:
@@ -714,8 +733,9 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         """
         _check_sequence(run_ids, "run_ids")
         ports = self.core.ports
-        for thread in ports.store.threads_of_runs(ports.tenant, [str(r) for r in run_ids]):
-            work = functools.partial(maintain.delete_runs, ports, self.serde, thread, run_ids)
+        runs = [_text(r, "run_ids") for r in run_ids]
+        for thread in ports.store.threads_of_runs(ports.tenant, runs):
+            work = functools.partial(maintain.delete_runs, ports, self.serde, thread, runs)
             self.core.direct(thread, caller(), work)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
@@ -734,7 +754,8 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             Busy: A live run holds the target.
             TamperDetected: The source does not verify.
         """
-        source, target = str(source_thread_id), str(target_thread_id)
+        source = host.thread_id(source_thread_id, field="source_thread_id")
+        target = host.thread_id(target_thread_id, field="target_thread_id")
         self.core.direct(
             target,
             caller(),
@@ -763,7 +784,8 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             raise Misuse(
                 field="strategy", reason=f"{strategy!r} is neither 'keep_latest' nor 'delete'"
             )
-        for thread_id in map(str, thread_ids):
+        wanted = [host.thread_id(t, field="thread_ids") for t in thread_ids]
+        for thread_id in wanted:
             if strategy == "delete":
                 self.delete_thread(thread_id)
                 continue
@@ -888,9 +910,54 @@ def _check_settings(tenant: object, serde: object, credential_names: object) -> 
         raise Misconfigured(field="credential_names", reason="must be a collection of texts")
 
 
+def _check_types(*, highwater: object, keys: object, policy: object, limits: object) -> None:
+    for name, value, known in (
+        ("highwater", highwater, isinstance(highwater, str) or hasattr(highwater, "publish")),
+        ("keys", keys, hasattr(keys, "seal_key")),
+        ("policy", policy, isinstance(policy, ResumePolicy)),
+        ("limits", limits, isinstance(limits, Limits)),
+    ):
+        if value is not None and not known:
+            raise Misconfigured(field=name, reason=f"cannot be {type(value).__name__}")
+
+
 def _check_sequence(value: object, field: str) -> None:
-    if isinstance(value, (str, bytes)):
-        raise Misuse(field=field, reason="must be a sequence of ids, not a single string")
+    if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, Set, KeysView)):
+        raise Misuse(field=field, reason=f"must be a sequence, not {type(value).__name__}")
+
+
+def _text(value: object, field: str, *, empty: bool = False) -> str:
+    if not isinstance(value, str) or not (value or empty):
+        what = "an empty text" if value == "" else type(value).__name__
+        raise Misuse(field=field, reason=f"must be a text, not {what}")
+    return value
+
+
+def _check_checkpoint(checkpoint: object, metadata: object, new_versions: object) -> None:
+    for name, value in (
+        ("checkpoint", checkpoint),
+        ("metadata", metadata),
+        ("new_versions", new_versions),
+    ):
+        if not isinstance(value, Mapping):
+            raise Misuse(field=name, reason=f"must be a map, not {type(value).__name__}")
+    if isinstance(checkpoint, Mapping):
+        _text(checkpoint.get("id"), "checkpoint['id']")
+        for name in ("channel_values", "channel_versions"):
+            inner = checkpoint.get(name, {})
+            if not isinstance(inner, Mapping) or not all(isinstance(k, str) for k in inner):
+                raise Misuse(
+                    field=f"checkpoint[{name!r}]", reason="must be a map with channel names"
+                )
+
+
+def _check_writes(writes: object) -> None:
+    _check_sequence(writes, "writes")
+    if isinstance(writes, (Sequence, Set, KeysView)):
+        for index, write in enumerate(writes):
+            pair = isinstance(write, (tuple, list)) and len(write) == 2
+            if not pair or not isinstance(write[0], str):
+                raise Misuse(field=f"writes[{index}]", reason="must be (channel, value)")
 
 
 def _probe(where: str, ask: Callable[[], object]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ consumed (and is replaced then), so what it held at the checkpoint can be told.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from typing import Any
 
 __all__ = ["decide_join", "is_join"]
@@ -26,6 +26,7 @@ def decide_join(
     before: Set[Any],
     seen_now: Mapping[str, Any],
     seen_before: Mapping[str, Any],
+    sent: Collection[str] = (),
 ) -> set[Any]:
     """Decides which names a join had seen at a checkpoint.
 
@@ -35,11 +36,12 @@ def decide_join(
         before: The set as stored in the parent checkpoint.
         seen_now: The checkpoint's ``versions_seen``.
         seen_before: The parent's.
+        sent: Nodes that a ``Send`` waiting in the parent has started in the step.
 
     Returns:
         Names that were there before (unless the target ran and consumed them), and names of
-        nodes that ran in the step that made the checkpoint. A node that left no trace in
-        ``versions_seen`` (it ran by ``Send``) is kept: nothing can be told about it.
+        nodes that ran in the step that made the checkpoint: by a trigger, which leaves a trace
+        in ``versions_seen``, or by a ``Send``.
     """
     names, _, target = channel.removeprefix("join:").rpartition(":")
     complete = len("+".join(map(str, before))) >= len(names)
@@ -48,5 +50,5 @@ def decide_join(
     return {
         name
         for name in live
-        if name in base or name not in seen_now or seen_now.get(name) != seen_before.get(name)
+        if name in base or name in sent or seen_now.get(name) != seen_before.get(name)
     }

@@ -25,6 +25,7 @@ from surefoot.config import Limits
 from surefoot.conninfo import parse_conninfo, shown_address
 from surefoot.errors import (
     Busy,
+    ChunkTaken,
     Closed,
     Misconfigured,
     NotSetUp,
@@ -583,8 +584,9 @@ class PostgresContentStore:
             )
         if state == "23505":
             frame = error.diag.table_name == "surefoot_frame"
-            reason = records.FRAME_EXISTS if frame else records.CHUNK_EXISTS
-            return StoreUnavailable(store=self.shown, reason=reason)
+            if frame:
+                return StoreUnavailable(store=self.shown, reason=records.FRAME_EXISTS)
+            return ChunkTaken(store=self.shown, reason=records.CHUNK_EXISTS)
         return StoreUnavailable(store=self.shown, reason=_reason(error))
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from surefoot.config import Limits
 from surefoot.errors import (
     Busy,
+    ChunkTaken,
     Closed,
     Misconfigured,
     NotSetUp,
@@ -428,8 +429,9 @@ class SqliteContentStore:
             )
         if name.startswith("SQLITE_CONSTRAINT"):
             frame = "surefoot_frame" in text
-            reason = records.FRAME_EXISTS if frame else records.CHUNK_EXISTS
-            return StoreUnavailable(store=self.shown, reason=reason)
+            if frame:
+                return StoreUnavailable(store=self.shown, reason=records.FRAME_EXISTS)
+            return ChunkTaken(store=self.shown, reason=records.CHUNK_EXISTS)
         return StoreUnavailable(store=self.shown, reason=f"{name}: {text}")
 
 

@@ -192,7 +192,8 @@ WHERE session.waits <> '' AND session.commits IN ('on', 'remote_apply')
 RETURNING epoch;
 
 -- name: renew
--- P1: the holder keeps its lease, as long as nobody else has acquired the thread.
+-- P1: the holder keeps its lease, as long as nobody else has acquired the thread
+-- and the lease was not given back.
 WITH session AS MATERIALIZED (
   SELECT set_config('lock_timeout', %(lock_timeout)s, true) AS waits,
     set_config('synchronous_commit', CASE current_setting('synchronous_commit')
@@ -203,7 +204,7 @@ UPDATE {schema}surefoot_marks AS mark SET
 FROM session
 WHERE session.waits <> '' AND session.commits IN ('on', 'remote_apply')
   AND tenant_key = sha256(%(tenant)s) AND thread_key = sha256(%(thread)s)
-  AND epoch = %(epoch)s
+  AND epoch = %(epoch)s AND lease_until_ms > 0
 RETURNING epoch;
 
 -- name: marks

@@ -149,11 +149,12 @@ WHERE tenant = :tenant AND thread = :thread
 RETURNING epoch;
 
 -- name: renew
--- P1: the holder keeps its lease, as long as nobody else has acquired the thread.
+-- P1: the holder keeps its lease, as long as nobody else has acquired the thread
+-- and the lease was not given back.
 UPDATE surefoot_marks SET
   lease_until_ms = CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) + :ttl_ms
 WHERE tenant = :tenant AND thread = :thread
-  AND epoch = :epoch
+  AND epoch = :epoch AND lease_until_ms > 0
 RETURNING epoch;
 
 -- name: marks
