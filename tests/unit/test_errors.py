@@ -62,6 +62,7 @@ CODES = {
     "MISCONFIGURED": ("Misconfigured", "misuse"),
     "NOT_SET_UP": ("NotSetUp", "misuse"),
     "NOT_STORABLE": ("NotStorable", "misuse"),
+    "CHUNK_TAKEN": ("ChunkTaken", "unavailable"),
     "CLOSED": ("Closed", "misuse"),
     "UNFINGERPRINTABLE": ("Unfingerprintable", "misuse"),
 }

@@ -38,7 +38,7 @@ from surefoot.rules.effects import (
     slot_of,
 )
 from surefoot.rules.envelope import Kind, Record
-from surefoot.session import Session
+from surefoot.session import Known, Session
 
 __all__ = [
     "CallPlace",
@@ -58,6 +58,7 @@ __all__ = [
 ]
 
 _MARGIN_MS = 1_000
+_PROVEN_NOTHING = frozenset({"failed", "absent"})
 _MAYBE_SENT = frozenset({"started", "in_doubt"})
 
 
@@ -72,8 +73,9 @@ class CallPlace:
         step: LangGraph's step of the running task.
         namespace: Namespace of the call, task ids removed.
         path: Task path without ids.
+        family: Namespace and path without the counters that go on across retries; equal to
+            (namespace, path) when there are none.
         task: Task id, attempt and serial of the graph's execution, which scope the ordinals.
-        ambiguous: The namespace holds a number that may differ between attempts.
     """
 
     levels: tuple[tuple[str, str], ...]
@@ -82,7 +84,7 @@ class CallPlace:
     namespace: str
     path: str
     task: tuple[str, int, int]
-    ambiguous: bool = False
+    family: tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,14 @@ def require_barrier(session: Session, request: CallRequest) -> bool:
         Misuse: Under ``durability="exit"`` with a receiver that does not deduplicate.
     """
     then = decide_barrier(BarrierFacts(session.durability, request.receiver))
+    if then is Barrier.PASS and session.started_behind:
+        raise Misuse(
+            field=f"effect {request.name!r}",
+            reason=(
+                'under durability="exit" a run from an older checkpoint has no branch of its own '
+                'yet, so its effects could not be told from those of another; use "async"'
+            ),
+        )
     if then is Barrier.REFUSE:
         raise Misuse(
             field=f"effect {request.name!r}",
@@ -194,6 +204,7 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: CallReques
         if slot in session.running:
             raise _at_once(request)
         held = session.effects.get(slot)
+        family = b"" if held else _require_unique(session, request, position, slot)
         verdict = decide_call(
             CallFacts(
                 receiver=request.receiver,
@@ -204,6 +215,7 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: CallReques
             )
         )
         body, rows = _body(ports, session, serde, request, position, slot, held)
+        body = replace(body, family=held.family if held else family)
         if verdict.verdict is Verdict.CONFLICT:
             raise _conflict(ports, session, serde, held or body, request, verdict.reason)
         if verdict.verdict is Verdict.REFUSE:
@@ -245,29 +257,21 @@ def _start(
 
 def _position(session: Session, request: CallRequest) -> Position:
     place = request.place
-    root = session.known.get(place.levels[0]) if place.levels else None
+    root = _root(session, place)
+    named = request.call_id is not None
     position = Position(
         tenant=session.identity.tenant,
         thread=session.identity.thread,
         incarnation=session.identity.incarnation,
         branch=b"" if root is None else root.branch,
         steps=(*_outer_steps(session, request), place.step),
-        namespace=place.namespace,
-        path=place.path,
+        namespace=place.family[0] if named else place.namespace,
+        path=place.family[1] if named else place.path,
         name=request.name,
         call=request.call_id if request.call_id is not None else 0,
     )
     if request.call_id is not None:
         return position
-    if place.ambiguous:
-        raise Misuse(
-            field=f"effect {request.name!r}",
-            reason=(
-                "its subgraph was called several times by one task and saves no checkpoints, so "
-                "a retry cannot be told from another call; give it a call_id=, or compile the "
-                "subgraph without checkpointer=False"
-            ),
-        )
     base = slot_of(position)
     key = (*place.task, base)
     ordinal = session.ordinals.get(key, 0)
@@ -275,6 +279,46 @@ def _position(session: Session, request: CallRequest) -> Position:
         raise _at_once(request)
     session.ordinals[key] = ordinal + 1
     return replace(position, call=ordinal)
+
+
+def _root(session: Session, place: CallPlace) -> Known | None:
+    """The root checkpoint of a call: the one it runs under, else the one the run started from."""
+    found = session.known.get(place.levels[0]) if place.levels else None
+    return found or session.started_at
+
+
+def _require_unique(
+    session: Session, request: CallRequest, position: Position, slot: bytes
+) -> bytes:
+    """Refuses an equal call whose place may be a retry's (rule E4).
+
+    LangGraph numbers the tasks and the unsaved subgraphs that a task calls, and goes on counting
+    when the task is retried, without saying that it was. Two equal calls may then be one call
+    and its retry, or two intended ones; nobody can tell, so neither is guessed.
+
+    Returns:
+        Digest of what both would share.
+
+    Raises:
+        Misuse: An equal call is recorded under another number.
+    """
+    place = request.place
+    family = slot_of(
+        replace(position, namespace=place.family[0], path=place.family[1], call="family")
+    )
+    if request.call_id is None and place.family != (place.namespace, place.path):
+        for other in session.effects.values():
+            same = (other.family, other.fingerprint) == (family, request.fingerprint)
+            if same and other.slot != slot and other.state not in _PROVEN_NOTHING:
+                raise Misuse(
+                    field=f"effect {request.name!r}",
+                    reason=(
+                        f"an equal call is recorded already ({other.position}); inside a @task "
+                        "or an unsaved subgraph a retry cannot be told from a second call, so "
+                        "give each call a call_id= of its own"
+                    ),
+                )
+    return family
 
 
 def _at_once(request: CallRequest) -> Misuse:
@@ -319,7 +363,7 @@ def _body(
     writer = _writer(ports, serde)
     # The key that seals the checkpoint above, not the primary of the moment: it is fixed by a
     # published record, so a rotation between two attempts does not change what is sent (E9).
-    root = session.known.get(request.place.levels[0]) if request.place.levels else None
+    root = _root(session, request.place)
     key_id = ports.seals.primary() if root is None else root.key_id
     purpose = ports.seals.purpose_key(
         key_id, "idempotency/v1", session.identity.tenant, session.identity.thread

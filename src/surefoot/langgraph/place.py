@@ -77,48 +77,52 @@ def _place(
     levels = _levels(configurable.get(_MAP) or {}, session)
     innermost = getattr(info, "checkpoint_id", None)
     namespace = str(configurable.get("checkpoint_ns") or "")
-    shown, serial, ambiguous = _canonical(namespace, session)
+    shown, bare, serial = _canonical(namespace, session)
+    path = metadata.get("langgraph_path")
     return CallPlace(
         levels=levels,
         saved=bool(levels) and levels[-1][1] == innermost,
         step=int(metadata.get("langgraph_step", 0)),
         namespace=shown,
-        path=_path(metadata.get("langgraph_path")),
+        path=_path(path),
         task=(
             str(getattr(info, "task_id", "")),
             int(getattr(info, "node_attempt", 1) or 1),
             serial,
         ),
-        ambiguous=ambiguous,
+        family=(bare, _path(path, counters=False)),
     )
 
 
-def _canonical(namespace: str, session: Session) -> tuple[str, int, bool]:
+def _canonical(namespace: str, session: Session) -> tuple[str, str, int]:
     """A namespace without what changes between attempts.
 
     LangGraph numbers the subgraphs that a task calls (``node:task id|1``) and goes on counting
-    when the task is retried, so the rank within the execution takes the number's place.
+    when the task is retried, so the rank within the execution takes the number's place. For
+    subgraphs that save no checkpoints the rank is not known.
 
     Returns:
-        The namespace, the serial of the innermost execution, and whether a number stands for a
-        subgraph that saves no checkpoints: then nobody can tell a retry from another call.
+        The namespace, the same without numbers of unsaved subgraphs, and the serial of the
+        innermost execution.
     """
     parts = namespace.split("|")
     out: list[str] = []
-    serial, ambiguous, prefix = 0, False, ""
+    bare: list[str] = []
+    serial, prefix = 0, ""
     for index, part in enumerate(parts):
         prefix = f"{prefix}|{part}" if prefix else part
-        numbered = part.isdigit()
-        if not numbered:
-            out.append(strip_task_ids(part))
         entry = session.entries.get(prefix)
-        if entry is None:
-            ambiguous = ambiguous or numbered
-            continue
-        serial = entry.serial
-        if index < len(parts) - 1 and entry.rank:
-            out.append(str(entry.rank))
-    return "|".join(out), serial, ambiguous
+        if not part.isdigit():
+            out.append(strip_task_ids(part))
+            bare.append(out[-1])
+        elif entry is None:
+            out.append(part)
+        if entry is not None:
+            serial = entry.serial
+            if index < len(parts) - 1 and entry.rank:
+                out.append(str(entry.rank))
+                bare.append(out[-1])
+    return "|".join(out), "|".join(bare), serial
 
 
 def _levels(checkpoint_map: Mapping[str, str], session: Session) -> tuple[tuple[str, str], ...]:
@@ -131,10 +135,20 @@ def _levels(checkpoint_map: Mapping[str, str], session: Session) -> tuple[tuple[
     return tuple(levels.items())
 
 
-def _path(path: Any) -> str:
-    """A task path as text; only names and indexes, which do not change between attempts."""
+def _path(path: Any, *, counters: bool = True) -> str:
+    """A task path as text; only names and indexes.
+
+    Args:
+        path: As LangGraph gives it: ``(push, (…path of the caller…), counter, …)`` for a call of
+            a task, names and indexes of ``Send`` otherwise.
+        counters: Keep the counters of calls.
+    """
     if isinstance(path, (list, tuple)):
-        return "(" + ",".join(_path(part) for part in path) + ")"
+        parts = list(path)
+        is_call = len(parts) > 2 and isinstance(parts[1], (list, tuple))
+        if is_call and not counters:
+            del parts[2]
+        return "(" + ",".join(_path(part, counters=counters) for part in parts) + ")"
     if isinstance(path, (str, int)):
         return str(path)
     return ""

@@ -54,7 +54,7 @@ from surefoot.langgraph.host import Target, caller, checkpoint_id_of, run_of, ta
 from surefoot.langgraph.serde import StrictSerializer
 from surefoot.ports import HighWater
 from surefoot.rules.credentials import decide_credential
-from surefoot.rules.envelope import hash8
+from surefoot.rules.envelope import Kind, hash8
 from surefoot.session import RunHandle, Session
 
 __all__ = ["SurefootSaver"]
@@ -335,6 +335,9 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             save.learn_older(session, chain, found)
             save.prime(session, loader, found.body)
             if target.namespace == "":
+                if session.started_at is None:
+                    session.started_at = session.known.get(("", found.body.checkpoint_id))
+                    session.started_behind = bool(found.later)
                 floor = chain.early_floor(found.record) or found.order
                 session.root_floor = min(session.root_floor, floor)
         return _tuple(target.thread, loaded)
@@ -865,7 +868,7 @@ def _before(
     if before_id is None:
         yield from walk_checkpoints(chain)
         return
-    if hints(chain.row.key, hash8(before_id)):
+    if hints(chain.row.key, hash8(before_id)) or _is_on_chain(chain, before_id):
         passed = False
         for found in walk_checkpoints(chain):
             if passed:
@@ -876,6 +879,16 @@ def _before(
     for found in walk_checkpoints(chain):
         if found.body.checkpoint_id < before_id:
             yield found
+
+
+def _is_on_chain(chain: Chain, checkpoint_id: str) -> bool:
+    """Whether the chain holds a checkpoint of this id in any namespace; heads tell."""
+    wanted = hash8(checkpoint_id)
+    chain.jump(1)
+    return any(
+        record.kind is Kind.CHECKPOINT and record.subject[8:] == wanted
+        for record in chain.walk(bodies=False)
+    )
 
 
 def _matches(metadata: Mapping[str, Any], filter_: Mapping[str, Any]) -> bool:

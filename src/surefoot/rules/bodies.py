@@ -371,6 +371,7 @@ class EffectBody:
         source: ``body`` or ``reconcile``.
         evidence: What a lookup found, serialised.
         at_us: Microseconds since the epoch on the worker's clock; for people only.
+        family: 32 bytes that calls share whose places differ by counters only.
     """
 
     slot: bytes
@@ -391,6 +392,7 @@ class EffectBody:
     source: str = "body"
     evidence: Typed | None = None
     at_us: int = 0
+    family: bytes = b""
 
     def pack(self) -> bytes:
         """Stored form: a map of field names, without the empty ones."""
@@ -415,7 +417,7 @@ class EffectBody:
         """
         raw = _checked(schema, "E", stored)
         typed = {"arguments", "result", "receipt", "evidence"}
-        plain = {"slot", "fingerprint", "attempt", "at_us"}
+        plain = {"slot", "fingerprint", "attempt", "at_us", "family"}
         try:
             known: dict[str, Any] = {}
             for name, value in raw.items():
