@@ -192,6 +192,8 @@ class Session:
         self.yielded = False
         #: Checkpoint whose pending writes paused or ended the run (an interrupt, an error).
         self.paused_at: str | None = None
+        #: After a special write (resume, error) writes are stored at once until the next put.
+        self.writes_through = False
         self.dirty = False
         self.idle_since_ms = 0
         self.swept = False

@@ -395,7 +395,7 @@ def _per_thread(pay: Pay) -> Any:
 def test_case_41_fifty_threads_at_once_on_one_compiled_graph(backend: str, is_async: bool) -> None:
     till = Till()
     with place(backend).open() as saver:
-        graph = _per_thread(Pay(till, "shared", is_async=is_async)).compile(checkpointer=saver)
+        graph = _per_thread(Pay(till, "till", is_async=is_async)).compile(checkpointer=saver)
         names = [f"c41-{backend}-{is_async}-{n}" for n in range(50)]
         given = [
             ({"paid": [], "notes": [name]}, {"configurable": {"thread_id": name}}) for name in names
@@ -405,7 +405,7 @@ def test_case_41_fifty_threads_at_once_on_one_compiled_graph(backend: str, is_as
     for name, value, state in zip(names, values, states, strict=True):
         assert value == state
         assert [p["invoice"] for p in value["paid"]] == [
-            f"shared/{name}-{step}" for step in (1, 2) for _ in "KLN"
+            f"till/{name}-{step}" for step in (1, 2) for _ in "KLN"
         ]
     assert len(till.landed) == 50 * 6
     assert len({key for _, key in till.landed}) == 50 * 6, "two effects shared a key"

@@ -240,9 +240,35 @@ def test_a_whole_node_as_one_effect(bench: Bench) -> None:
     assert bench.world.sent == [5]
 
 
-def test_inside_a_functional_workflow(bench: Bench) -> None:
-    pay = make(bench, "N")
+@pytest.mark.parametrize("way", ["other arguments", "call ids"])
+def test_inside_a_functional_workflow(bench: Bench, way: str) -> None:
+    pay: Any = make(bench, "N")
     tries: list[int] = []
+
+    @task
+    def work(amount: int, name: str) -> int:
+        return int(pay(amount, call_id=name) if way == "call ids" else pay(amount))
+
+    @entrypoint(checkpointer=bench.saver)
+    def flow(amounts: list[int]) -> list[int]:
+        done = [work(a, f"call {n}").result() for n, a in enumerate(amounts)]
+        tries.append(1)
+        if len(tries) == 1:
+            raise Boom
+        return done
+
+    amounts = [3, 3] if way == "call ids" else [3, 4]
+    config = bench.config()
+    with pytest.raises(Boom):
+        flow.invoke(amounts, config)
+    assert bench.world.sent == amounts
+    assert flow.invoke(None, config) == [a * 10 for a in amounts]
+    assert bench.world.sent == amounts
+
+
+def test_equal_calls_of_a_functional_workflow_need_call_ids(bench: Bench) -> None:
+    """A retry of the task would look exactly like the second call: nobody guesses."""
+    pay = make(bench, "N")
 
     @task
     def work(amount: int) -> int:
@@ -250,18 +276,11 @@ def test_inside_a_functional_workflow(bench: Bench) -> None:
 
     @entrypoint(checkpointer=bench.saver)
     def flow(amount: int) -> list[int]:
-        done = [work(amount).result(), work(amount).result()]
-        tries.append(1)
-        if len(tries) == 1:
-            raise Boom
-        return done
+        return [work(amount).result(), work(amount).result()]
 
-    config = bench.config()
-    with pytest.raises(Boom):
-        flow.invoke(3, config)
-    assert bench.world.sent == [3, 3]
-    assert flow.invoke(None, config) == [30, 30]
-    assert bench.world.sent == [3, 3]
+    with pytest.raises(Misuse, match="call_id="):
+        flow.invoke(3, bench.config())
+    assert bench.world.sent == [3]
 
 
 # --- classes and outcomes ----------------------------------------------------------------------

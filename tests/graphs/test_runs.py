@@ -260,7 +260,7 @@ def test_a_stream_pulled_by_a_task_for_each_chunk(stores: Stores) -> None:
                 chunks.append(await asyncio.ensure_future(stream.__anext__()))
             except StopAsyncIteration:
                 return chunks
-            saver.core.keep_once()
+            saver.core.flush_due()
 
     assert len(asyncio.run(pull())) == 4
     assert graph.get_state(_config()).values == {"x": [0, 1, 2, 3]}
@@ -278,7 +278,7 @@ def test_a_sync_stream_may_pause(stores: Stores) -> None:
     saver = stores.open()
     graph = builder.compile(checkpointer=saver)
     for _ in graph.stream({"x": []}, _config(), subgraphs=True):
-        saver.core.keep_once()
+        saver.core.flush_due()
     assert graph.get_state(_config()).values == {"x": ["i", "b"]}
 
 

@@ -18,7 +18,7 @@ from surefoot.errors import (
     Misuse,
     NotStorable,
 )
-from surefoot.flows import journal
+from surefoot.flows import journal, save
 from surefoot.flows.values import Loader, Writer
 from surefoot.ports import Ports, Serializer
 from surefoot.rules.answers import Absent, Answer, Committed, Conflicting
@@ -571,7 +571,7 @@ def _review(
 
 
 def step_aside(ports: Ports, session: Session) -> None:
-    """Gives the lease back because a refusal is about to end the run.
+    """Stores what waits and gives the lease back, because a refusal is about to end the run.
 
     Nothing else would: LangGraph stores no error for it. If the caller catches it and the run
     goes on, the next publish takes the lease again, and the fence keeps both safe.
@@ -584,8 +584,8 @@ def step_aside(ports: Ports, session: Session) -> None:
     if not session.lock.acquire(blocking=False):
         return  # a save is under way; its publish gives the lease back
     try:
-        if not (session.stopped or session.yielded):
-            journal.publish(ports, session, free=True)
+        if session.latched is None and not session.ended:
+            save.flush(ports, session, free=True)
     finally:
         session.lock.release()
 

@@ -8,12 +8,13 @@ is taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from surefoot.errors import ChunkTaken, Misuse, SurefootError
+from surefoot.errors import ChunkTaken, Misuse, SaveFailed, SurefootError
 from surefoot.flows import journal
 from surefoot.flows.acquire import known_of
 from surefoot.flows.chain import Chain
@@ -147,8 +148,13 @@ def enqueue(ports: Ports, session: Session, serde: Serializer, save: WritesSave)
     channels = {w.channel for w in writes}
     if _INTERRUPT in channels or (_ERROR in channels and _HANDLED not in channels):
         session.paused_at = max(session.paused_at or "", save.checkpoint_id)
+    if session.paused_at is not None:
+        # Also the writes of siblings that finish after the pause: no put may follow to carry
+        # them, and the run returns only after the last publish (P5).
         return Then.PAUSE
-    return Then.FLUSH if save.replaces or _ERROR in channels else Then.RIDE
+    if save.replaces or _ERROR in channels:
+        session.writes_through = True
+    return Then.FLUSH if session.writes_through else Then.RIDE
 
 
 def flush(ports: Ports, session: Session, *, everything: bool = True, free: bool = False) -> None:
@@ -167,10 +173,24 @@ def flush(ports: Ports, session: Session, *, everything: bool = True, free: bool
     with session.lock:
         pending = _drain(session, everything=everything)
         if pending:
-            records, rows = _write_records(ports, session, pending)
-            journal.append(ports, session, records, rows=rows)
+            with _latching(session):
+                records, rows = _write_records(ports, session, pending)
+                journal.append(ports, session, records, rows=rows)
         if session.head != session.mark or (free and not session.yielded):
             journal.publish(ports, session, free=free)
+
+
+@contextmanager
+def _latching(session: Session) -> Iterator[None]:
+    """What was taken out of the queue is stored, or the session is latched (E10)."""
+    try:
+        yield
+    except SurefootError as error:
+        session.latch(error)
+        raise
+    except BaseException as error:
+        session.latch(SaveFailed(thread=session.identity.thread, reason=type(error).__name__))
+        raise
 
 
 def _drain(
@@ -243,13 +263,14 @@ def put(
         session.check_save(save.namespace, save.parent_id)
         place = (save.namespace, str(save.checkpoint["id"]))
         pending = _drain(session, everything=False, also=place)
-        try:
-            body = _store(ports, session, serde, save, pending)
-        except ChunkTaken:
-            # A fenced worker's late chunk stands where a list was to grow: write it anew.
-            session.lists.clear()
-            session.refs.clear()
-            body = _store(ports, session, serde, save, pending)
+        with _latching(session):
+            try:
+                body = _store(ports, session, serde, save, pending)
+            except ChunkTaken:
+                # A fenced worker's late chunk stands where a list was to grow: write it anew.
+                session.lists.clear()
+                session.refs.clear()
+                body = _store(ports, session, serde, save, pending)
         _publish(ports, session, save, body, last=last)
 
 
@@ -265,11 +286,7 @@ def _store(
     place = (save.namespace, checkpoint_id)
     subject = checkpoint_subject(*place)
     writer = _writer(ports, serde)
-    try:
-        body, refs = _checkpoint_body(ports, session, serde, writer, save)
-    except SurefootError as error:
-        session.latch(error)
-        raise
+    body, refs = _checkpoint_body(ports, session, serde, writer, save)
     root = _root_of(save)
     if root is not None and ("", root) not in session.known:
         session.early_children.setdefault(root, session.head.seq + 1)
@@ -311,10 +328,13 @@ def _publish(
     )
     if is_root:
         session.step = body.step
+        session.writes_through = False
     with session.queue_lock:
         idle = not session.queue and not session.running
-    if session.paused_at is not None and body.checkpoint_id > session.paused_at:
-        session.paused_at = None  # made after the pause: the run went on
+    if is_root and session.paused_at is not None and body.checkpoint_id > session.paused_at:
+        # Made after the pause: the run went on. (A subgraph's checkpoint does not say so: the
+        # siblings of a paused task still finish.)
+        session.paused_at = None
     journal.publish(
         ports,
         session,
