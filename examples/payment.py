@@ -15,7 +15,8 @@ from typing import Annotated, Any, TypedDict
 from langgraph.graph import END, START, StateGraph
 
 from surefoot import Absent, Committed, EffectCall, Keyring, SurefootSaver, effect
-from surefoot.demo.payments_client import PaymentService, charge as post_charge, find
+from surefoot.demo.payments_client import PaymentService, find
+from surefoot.demo.payments_client import charge as post_charge
 
 FOLDER = Path("payment-example")
 
@@ -36,9 +37,7 @@ def agent(url: str) -> StateGraph[Any, Any, Any, Any]:
         return Committed(found[0]) if found else Absent()
 
     @effect(reconcile=lookup, compare=["amount", "currency"])
-    def charge(
-        invoice: str, amount: int, currency: str, *, idempotency_key: str
-    ) -> dict[str, Any]:
+    def charge(invoice: str, amount: int, currency: str, *, idempotency_key: str) -> dict[str, Any]:
         return post_charge(url, "lookup", invoice, amount, currency, idempotency_key)
 
     def check(state: State) -> dict[str, Any]:

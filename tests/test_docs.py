@@ -24,9 +24,9 @@ def every_error(cls: type[errors.SurefootError]) -> list[type[errors.SurefootErr
 
 def test_every_error_has_cause_and_remedy() -> None:
     text = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `([A-Z_]+)` \| `(\w+)` \| [^|]+ \| [^|]+ \|$", text, re.M))
+    rows = dict(re.findall(r"^\| `([A-Z_]+)` \| `(\w+)` \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE))
     groups = {"REFUSED", "UNAVAILABLE"}
-    public = {c.code: c.__name__ for c in every_error(errors.SurefootError) if "_" != c.__name__[0]}
+    public = {c.code: c.__name__ for c in every_error(errors.SurefootError) if c.__name__[0] != "_"}
     missing = {code: name for code, name in public.items() if code not in rows}
     assert {code for code in missing if code not in groups} == set()
     assert {code for code in rows if code not in public} == set()
@@ -43,7 +43,7 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
 
 def test_rules_name_code_and_tests_that_exist() -> None:
     text = (ROOT / "docs/rules.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([PER]\d+[bc]?) \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", text, re.M)
+    rows = re.findall(r"^\| ([PER]\d+[bc]?) \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
     wanted = [f"P{n}" for n in range(8)] + [f"E{n}" for n in range(1, 11)] + ["E4b", "E4c"]
     wanted += [f"R{n}" for n in range(1, 14)]
     assert sorted(rule for rule, _, _ in rows) == sorted(wanted)
