@@ -348,10 +348,13 @@ class Session:
         A task that is retried enters its subgraphs again; LangGraph numbers them on, so their
         namespaces differ, but their ranks within the execution are the same.
         """
-        outer = namespace.rpartition("|")[0]
-        while outer and outer not in self.entries:
-            outer = outer.rpartition("|")[0]
-        above = self.entries.get(outer)
+        outer = namespace.split("|")
+        if outer[-1].isdigit():
+            outer.pop()  # ``a:id|1`` is the second subgraph of task a, not one inside the first
+        outer.pop()
+        while outer and "|".join(outer) not in self.entries:
+            outer.pop()
+        above = self.entries.get("|".join(outer))
         execution = (0 if above is None else above.serial, task_id, attempt)
         held = self.entries.get(namespace)
         if held is not None and held.execution == execution:

@@ -111,7 +111,8 @@ def _canonical(namespace: str, session: Session) -> tuple[str, str, int]:
     serial, prefix = 0, ""
     for index, part in enumerate(parts):
         prefix = f"{prefix}|{part}" if prefix else part
-        entry = session.entries.get(prefix)
+        numbered = index + 1 < len(parts) and parts[index + 1].isdigit()
+        entry = None if numbered else session.entries.get(prefix)
         if not part.isdigit():
             out.append(strip_task_ids(part))
             bare.append(out[-1])
