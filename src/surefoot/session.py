@@ -100,14 +100,15 @@ class RunHandle:
         writer: An object that lives exactly as long as the run, or None.
         durability: ``sync``, ``async`` or ``exit``.
         loop: The event loop the run lives on; None for a synchronous run.
-        task: Id and attempt of the task from inside which a subgraph loads; None for the root.
+        task: Id, attempt and path of the task from inside which a subgraph loads; None for the
+            root.
     """
 
     control: object
     writer: object | None
     durability: str
     loop: object | None = None
-    task: tuple[str, int] | None = None
+    task: tuple[str, int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +120,13 @@ class Entry:
             id and attempt.
         serial: Distinguishes executions of this session; 0 is the root graph.
         rank: Which of the subgraphs that this execution of the task has entered, from 0.
+        path: Path of the task, which tells apart the tasks that ``Send`` starts of one node.
     """
 
     execution: tuple[int, str, int]
     serial: int
     rank: int
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +229,8 @@ class Session:
         self.unfolded: dict[bytes, tuple[str, str]] = {}
         self.ordinals: dict[tuple[str, int, int, bytes], int] = {}
         self.running: set[bytes] = set()
+        #: From which execution and tasks the slots of the present step were reached.
+        self.origins: dict[bytes, tuple[int, str]] = {}
 
         self._latch: SurefootError | None = None
         self._refused: tuple[tuple[str, str], SurefootError] | None = None
@@ -342,7 +347,7 @@ class Session:
         with self._published:
             return self._published.wait_for(until, timeout=seconds)
 
-    def enter(self, namespace: str, task_id: str, attempt: int) -> None:
+    def enter(self, namespace: str, task_id: str, attempt: int, path: str) -> None:
         """Notes that a subgraph loads, entered by an execution of a task.
 
         A task that is retried enters its subgraphs again; LangGraph numbers them on, so their
@@ -362,7 +367,7 @@ class Session:
         rank = self._entered.get(execution, 0)
         self._entered[execution] = rank + 1
         self._serial += 1
-        self.entries[namespace] = Entry(execution, self._serial, rank)
+        self.entries[namespace] = Entry(execution, self._serial, rank, path)
 
     # --- small state ----------------------------------------------------------------------------
 

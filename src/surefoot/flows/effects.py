@@ -73,6 +73,8 @@ class CallPlace:
         step: LangGraph's step of the running task.
         namespace: Namespace of the call, task ids removed.
         path: Task path without ids.
+        origin: Tasks, with their ids, between the innermost saved graph and the call's own task:
+            they tell apart what several tasks of one step call.
         family: Namespace and path without the counters that go on across retries; equal to
             (namespace, path) when there are none.
         task: Task id, attempt and serial of the graph's execution, which scope the ordinals.
@@ -85,6 +87,7 @@ class CallPlace:
     path: str
     task: tuple[str, int, int]
     family: tuple[str, str]
+    origin: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +206,11 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: CallReques
         slot = slot_of(position)
         if slot in session.running:
             raise _at_once(request)
+        origin = (request.place.task[2], request.place.origin)
+        before = session.origins.setdefault(slot, origin)
+        if before[0] == origin[0] and before[1] != origin[1]:
+            raise _two_tasks(request)
+        session.origins[slot] = origin
         held = session.effects.get(slot)
         family = b"" if held else _require_unique(session, request, position, slot)
         verdict = decide_call(
@@ -319,6 +327,17 @@ def _require_unique(
                     ),
                 )
     return family
+
+
+def _two_tasks(request: CallRequest) -> Misuse:
+    return Misuse(
+        field=f"effect {request.name!r}",
+        reason=(
+            "two tasks of one step reach it at the same place (a node that Send starts several "
+            "times, or an unsaved subgraph), so nothing but a call_id= tells their calls apart; "
+            "give each one of its own, e.g. from the item it works on"
+        ),
+    )
 
 
 def _at_once(request: CallRequest) -> Misuse:

@@ -571,5 +571,6 @@ def _learn_saved(
         session.effects.pop(slot, None)
     if known.namespace == "" and not again:
         session.ordinals.clear()
+        session.origins.clear()
         session.forget_below(session.last_root_seq)
         session.last_root_seq = known.seq

@@ -18,7 +18,7 @@ from surefoot.errors import Misuse
 from surefoot.offload import calling_task
 from surefoot.session import Caller, RunHandle
 
-__all__ = ["Target", "caller", "checkpoint_id_of", "run_of", "target_of", "thread_id"]
+__all__ = ["Target", "caller", "checkpoint_id_of", "path_text", "run_of", "target_of", "thread_id"]
 
 _RUNTIME = "__pregel_runtime"
 _DURABILITY = "__pregel_durability"
@@ -77,6 +77,25 @@ def checkpoint_id_of(config: Mapping[str, Any] | None, *, field: str = "config")
     return found
 
 
+def path_text(path: Any, *, counters: bool = True) -> str:
+    """A task path as text; only names and indexes.
+
+    Args:
+        path: As LangGraph gives it: ``(push, (…path of the caller…), counter, …)`` for a call of
+            a task, names and indexes of ``Send`` otherwise.
+        counters: Keep the counters of calls.
+    """
+    if isinstance(path, (list, tuple)):
+        parts = list(path)
+        is_call = len(parts) > 2 and isinstance(parts[1], (list, tuple))
+        if is_call and not counters:
+            del parts[2]
+        return "(" + ",".join(path_text(part, counters=counters) for part in parts) + ")"
+    if isinstance(path, (str, int)):
+        return str(path)
+    return ""
+
+
 def _not_text(field: str, name: str, value: object) -> Misuse:
     return Misuse(
         field=f"{field}['configurable'][{name!r}]",
@@ -113,5 +132,8 @@ def run_of(
         return None
     durability = configurable.get(_DURABILITY) or "async"
     info = getattr(runtime, "execution_info", None)
-    task = None if info is None else (str(info.task_id), int(info.node_attempt or 1))
+    path = ((config or {}).get("metadata") or {}).get("langgraph_path")
+    task = None
+    if info is not None:
+        task = (str(info.task_id), int(info.node_attempt or 1), path_text(path))
     return RunHandle(control, getattr(runtime, "stream_writer", None), str(durability), loop, task)

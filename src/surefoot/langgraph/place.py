@@ -10,7 +10,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from surefoot.assembly import Core, core_of_run
 from surefoot.errors import Misuse
 from surefoot.flows.effects import CallPlace
-from surefoot.langgraph.host import run_of, target_of
+from surefoot.langgraph.host import path_text, run_of, target_of
 from surefoot.langgraph.saver import SurefootSaver
 from surefoot.rules.effects import strip_task_ids
 from surefoot.session import Session
@@ -77,24 +77,25 @@ def _place(
     levels = _levels(configurable.get(_MAP) or {}, session)
     innermost = getattr(info, "checkpoint_id", None)
     namespace = str(configurable.get("checkpoint_ns") or "")
-    shown, bare, serial = _canonical(namespace, session)
+    shown, bare, serial, origin = _canonical(namespace, session)
     path = metadata.get("langgraph_path")
     return CallPlace(
         levels=levels,
         saved=bool(levels) and levels[-1][1] == innermost,
         step=int(metadata.get("langgraph_step", 0)),
         namespace=shown,
-        path=_path(path),
+        path=path_text(path),
         task=(
             str(getattr(info, "task_id", "")),
             int(getattr(info, "node_attempt", 1) or 1),
             serial,
         ),
-        family=(bare, _path(path, counters=False)),
+        family=(bare, path_text(path, counters=False)),
+        origin=origin,
     )
 
 
-def _canonical(namespace: str, session: Session) -> tuple[str, str, int]:
+def _canonical(namespace: str, session: Session) -> tuple[str, str, int, str]:
     """A namespace without what changes between attempts.
 
     LangGraph numbers the subgraphs that a task calls (``node:task id|1``) and goes on counting
@@ -102,28 +103,35 @@ def _canonical(namespace: str, session: Session) -> tuple[str, str, int]:
     subgraphs that save no checkpoints the rank is not known.
 
     Returns:
-        The namespace, the same without numbers of unsaved subgraphs, and the serial of the
-        innermost execution.
+        The namespace, the same without numbers of unsaved subgraphs, the serial of the innermost
+        execution, and the tasks between it and the call's own.
     """
     parts = namespace.split("|")
     out: list[str] = []
     bare: list[str] = []
     serial, prefix = 0, ""
+    between: list[str] = []
     for index, part in enumerate(parts):
         prefix = f"{prefix}|{part}" if prefix else part
         numbered = index + 1 < len(parts) and parts[index + 1].isdigit()
         entry = None if numbered else session.entries.get(prefix)
         if not part.isdigit():
+            between.append(part)
             out.append(strip_task_ids(part))
             bare.append(out[-1])
         elif entry is None:
             out.append(part)
         if entry is not None:
             serial = entry.serial
+            between = []
+            if index < len(parts) - 1 and "__pregel_push" in entry.path:
+                # The same node may run several times in one step, by Send or by calls.
+                out.append(entry.path)
+                bare.append(entry.path)
             if index < len(parts) - 1 and entry.rank:
                 out.append(str(entry.rank))
                 bare.append(out[-1])
-    return "|".join(out), "|".join(bare), serial
+    return "|".join(out), "|".join(bare), serial, "|".join(between[:-1])
 
 
 def _levels(checkpoint_map: Mapping[str, str], session: Session) -> tuple[tuple[str, str], ...]:
@@ -134,25 +142,6 @@ def _levels(checkpoint_map: Mapping[str, str], session: Session) -> tuple[tuple[
         if namespace in session.loaded and checkpoint_id not in levels.values():
             levels[namespace] = checkpoint_id
     return tuple(levels.items())
-
-
-def _path(path: Any, *, counters: bool = True) -> str:
-    """A task path as text; only names and indexes.
-
-    Args:
-        path: As LangGraph gives it: ``(push, (…path of the caller…), counter, …)`` for a call of
-            a task, names and indexes of ``Send`` otherwise.
-        counters: Keep the counters of calls.
-    """
-    if isinstance(path, (list, tuple)):
-        parts = list(path)
-        is_call = len(parts) > 2 and isinstance(parts[1], (list, tuple))
-        if is_call and not counters:
-            del parts[2]
-        return "(" + ",".join(_path(part, counters=counters) for part in parts) + ")"
-    if isinstance(path, (str, int)):
-        return str(path)
-    return ""
 
 
 def _config_among(arguments: Iterable[Any]) -> Any:
