@@ -61,7 +61,7 @@ class SurefootError(Exception):
     keeps them as attributes, so that handlers read fields and never parse messages.
 
     Attributes:
-        code: Stable identifier, e.g. ``"ROLLBACK"``; `surefoot explain CODE` tells more.
+        code: Stable identifier, e.g. ``"ROLLBACK"``; docs/errors.md tells cause and remedy.
         reaction: One of ``refuse``, ``busy``, ``unavailable``, ``misuse``.
         fields: The facts of this occurrence by name.
     """
