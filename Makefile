@@ -27,7 +27,7 @@ help: ## list the targets
 	@echo
 	@echo '  ARGS="..." passes flags on; PYTHON=/path/to/python picks the interpreter.'
 
-demo: $(DEMO) ## kill a payment agent in the middle, resume it, count the charges (about 10 s)
+demo: $(DEMO) ## kill a payment agent in the middle, resume it, count the charges (under a minute)
 	@$(PY) -m surefoot.demo $(ARGS)
 
 test: $(DEV) ## the whole test suite, with a real PostgreSQL

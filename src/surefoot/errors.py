@@ -80,7 +80,9 @@ class SurefootError(Exception):
 
     def _render(self) -> str:
         shown = {k: ("-" if v is None else v) for k, v in self.fields.items()}
-        text = self.template.format_map(_Shown(shown))
+        text = self.template.format_map(_Shown(shown)).rstrip()
+        if not text.endswith((".", "!", "?")):
+            text += "."
         tail = f" {self.remedy.format_map(_Shown(shown))}" if self.remedy else ""
         return f"[{self.code}] {text}{tail}"
 
@@ -192,12 +194,10 @@ class EffectInDoubt(Refused):
     position: str
 
     code = "EFFECT_IN_DOUBT"
-    template = (
-        "effect {effect!r} of thread {thread!r} (key {key}, slot {slot}) is {state}: {reason}"
-    )
+    template = "effect {effect!r} of thread {thread!r} (key {key}, slot {slot}) may have happened: {reason}"
     remedy = (
-        "It was not repeated. Look at the receiver for this key; declare reconcile= or "
-        "idempotent=True if the receiver can be asked or deduplicates."
+        "It was not repeated. Look at the receiver for this key, then see docs/guide.md, "
+        "“When a run stops in doubt”."
     )
 
 
@@ -240,7 +240,7 @@ class KeyMissing(Refused):
     key_id: str | None
 
     code = "KEY_MISSING"
-    template = "no usable key {key_id!r}: {reason}"
+    template = "no usable key: {reason}"
     remedy = "Add the key to SUREFOOT_KEYS, or run `surefoot init` for a first key file."
 
 

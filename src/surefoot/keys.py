@@ -122,7 +122,9 @@ class Keyring:
             return cls._parse(value, where=variable)
         if value:
             # The value may be a key that was put here by mistake: it is never shown.
-            return cls._read(value, where=f"the key file that {variable} names")
+            return cls._read(
+                value, where=f"{variable} is no JSON document of keys, so it names a key file"
+            )
         found = default_key_file()
         if found.exists():
             return cls.from_file(found)
@@ -233,9 +235,9 @@ class Keyring:
     def _derive_uncached(self, key_id: str, purpose: str, tenant: str, thread: str) -> bytes:
         key = self._keys.get(key_id)
         if key is None:
-            raise KeyMissing(key_id=key_id, reason="this ring does not hold it")
+            raise KeyMissing(key_id=key_id, reason=f"this ring does not hold {key_id!r}")
         if key.state == "retired":
-            raise KeyMissing(key_id=key_id, reason="it is retired")
+            raise KeyMissing(key_id=key_id, reason=f"{key_id!r} is retired")
         return self._derived(key_id, purpose, tenant, thread)
 
     def _derived(self, key_id: str, purpose: str, tenant: str, thread: str) -> bytes:

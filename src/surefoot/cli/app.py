@@ -67,12 +67,23 @@ def init(
     """
     from surefoot.highwater import SqliteHighWater
 
+    for option, given in (("--keys", keys), ("--highwater", highwater)):
+        if given is not None and ":/" in str(given):
+            raise _fail(
+                Misconfigured(
+                    field=option,
+                    reason=(
+                        "is a file to make here, not an address; for a store elsewhere run "
+                        "`surefoot setup CONN --highwater ADDRESS`"
+                    ),
+                )
+            )
     key_file = (keys or default_key_file()).expanduser().absolute()
     marks_file = (highwater or key_file.parent / "highwater.db").expanduser().absolute()
     made: dict[str, Any] = {"keys": str(key_file), "highwater": f"sqlite:///{marks_file}"}
     try:
-        _make_folder(marks_file.parent, "--highwater")
         _make_folder(key_file.parent, "--keys")
+        _make_folder(marks_file.parent, "--highwater")
         made["keys_made"] = not key_file.exists()
         if made["keys_made"]:
             Keyring.generate().to_file(key_file)

@@ -26,7 +26,7 @@ from surefoot.keys import ENV_KEYS, Keyring
 __all__ = ["RECEIVERS", "compare"]
 
 RECEIVERS = ("idempotent", "lookup", "neither")
-_SAVERS = {"stock": "SqliteSaver (stock)", "surefoot": "SurefootSaver"}
+_SAVERS = {"stock": "SqliteSaver (no key sent)", "surefoot": "SurefootSaver"}
 _DEADLINE_S = 60
 
 

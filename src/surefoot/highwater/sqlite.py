@@ -1,6 +1,6 @@
 """The high-water store in a SQLite file: WAL, ``synchronous=FULL``, one file for many processes.
 
-Put it on another disk or host than the content store; in the same place it is "degraded".
+Put it on another disk or host than the content store; in the same file it is "degraded".
 """
 
 from __future__ import annotations

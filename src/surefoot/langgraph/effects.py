@@ -303,6 +303,10 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
             field=where,
             reason="idempotent=True needs a parameter idempotency_key (or call) to send the key",
         )
+    if isinstance(settings["compare"], str):
+        raise Misconfigured(field=where, reason="compare= is a list of names, not one text")
+    if settings["reconcile"] is not None and not callable(settings["reconcile"]):
+        raise Misconfigured(field=where, reason="reconcile= is a function")
     if settings["compare"] and settings["reconcile"] is None:
         raise Misconfigured(field=where, reason="compare= needs reconcile=")
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -485,11 +489,11 @@ def _ask(spec: _Effect, at: Here, serde: Serializer, step: flow.Step) -> Any:
 
 def _take_answer(at: Here, serde: Serializer, step: flow.Step, answer: Any) -> flow.Step:
     if isinstance(answer, BaseException):
-        answer = Unknown(f"the lookup raised {type(answer).__qualname__}")
+        answer = Unknown(f"the lookup raised {type(answer).__qualname__}; repair it and run again")
     if not isinstance(answer, (Committed, Absent, Conflicting, Unknown)):
         answer = Unknown(
-            f"the lookup returned {type(answer).__qualname__}; it has to return Committed, "
-            "Absent, Conflicting or Unknown"
+            f"the lookup returned {type(answer).__qualname__} instead of Committed, Absent, "
+            "Conflicting or Unknown; repair it and run again"
         )
     return flow.answered(at.core.ports, at.session, serde, step, answer)
 

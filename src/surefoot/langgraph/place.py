@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -50,23 +51,31 @@ def here(name: str, arguments: Iterable[Any]) -> Here:
     if config is None or run is None:
         raise Misuse(
             field=f"effect {name!r}",
-            reason=(
-                "is called outside a run of a graph that was compiled with a SurefootSaver "
-                "(on Python 3.10, an async node has to take `config: RunnableConfig` and pass "
-                "it on)"
-            ),
+            reason=f"outside a run of a graph that was compiled with a SurefootSaver{_hint()}",
         )
-    thread = target_of(config).thread
     configurable: Mapping[str, Any] = config["configurable"]
+    if not configurable.get(_SAVER) or configurable.get("thread_id") is None:
+        raise _no_saver(name)
+    thread = target_of(config).thread
     saver = configurable.get(_SAVER)
     core = saver.core if isinstance(saver, SurefootSaver) else core_of_run(run, thread)
     if core is None:
-        raise Misuse(
-            field=f"effect {name!r}",
-            reason="the graph was not compiled with a SurefootSaver, so nothing can be recorded",
-        )
+        raise _no_saver(name)
     session = core.of_run(thread, run)
     return Here(core, session, _place(config, configurable, session))
+
+
+def _hint() -> str:
+    if sys.version_info >= (3, 11):
+        return "; to test its body alone, call its __wrapped__"
+    return " (on Python 3.10 an async node has to take `config: RunnableConfig` and pass it on)"
+
+
+def _no_saver(name: str) -> Misuse:
+    return Misuse(
+        field=f"effect {name!r}",
+        reason="the graph was not compiled with a SurefootSaver, so nothing can be recorded",
+    )
 
 
 def _place(

@@ -66,7 +66,7 @@ _PAGE = 50
 _ALWAYS_KEPT = frozenset({"source", "step", "parents", "run_id", "counters_since_delta_snapshot"})
 
 
-class _Opening:
+class _SaverToOpenUsingWith:
     """What `from_conn_string` returns: a context manager for both ``with`` and ``async with``."""
 
     def __init__(self, make: Callable[[], SurefootSaver]) -> None:
@@ -113,6 +113,8 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         schema: Postgres schema of the tables; by default ``public``.
         tenant: Name that is part of every identity; threads of different tenants never meet.
         serde: Serialiser; by default a strict msgpack one. Called on verified bytes only.
+        allowed_types: Further types that a load may build, beside models, data classes,
+            enumerations and named tuples (docs/adr/0007).
         credential_names: Metadata keys that contain one of these names are left out.
 
     Raises:
@@ -131,11 +133,12 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         schema: str | None = None,
         tenant: str = "default",
         serde: StrictSerializer | None = None,
+        allowed_types: Collection[type | tuple[str, str]] = (),
         credential_names: Collection[str] = DEFAULT_CREDENTIAL_NAMES,
     ) -> None:
         _check_settings(tenant, serde, credential_names)
         _check_types(highwater=highwater, keys=keys, policy=policy, limits=limits)
-        super().__init__(serde=serde or StrictSerializer())
+        super().__init__(serde=serde or StrictSerializer(allowed_types=allowed_types))
         self.core: Core = open_core(
             conn,
             highwater=highwater,
@@ -157,7 +160,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         *,
         highwater: str | HighWater | None = None,
         **settings: Any,
-    ) -> _Opening:
+    ) -> _SaverToOpenUsingWith:
         """Opens a saver for the time of a ``with`` or ``async with`` block.
 
         Args:
@@ -169,7 +172,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             Misconfigured: On entering: an address or a setting is not understood.
             KeyMissing: On entering: there are no keys.
         """
-        return _Opening(lambda: cls(url, highwater=highwater, **settings))
+        return _SaverToOpenUsingWith(lambda: cls(url, highwater=highwater, **settings))
 
     def __enter__(self) -> SurefootSaver:
         return self
@@ -924,14 +927,15 @@ def _check_settings(tenant: object, serde: object, credential_names: object) -> 
 
 
 def _check_types(*, highwater: object, keys: object, policy: object, limits: object) -> None:
-    for name, value, known in (
-        ("highwater", highwater, isinstance(highwater, str) or hasattr(highwater, "publish")),
-        ("keys", keys, hasattr(keys, "seal_key")),
-        ("policy", policy, isinstance(policy, ResumePolicy)),
-        ("limits", limits, isinstance(limits, Limits)),
+    is_marks = isinstance(highwater, str) or hasattr(highwater, "publish")
+    for name, value, known, what in (
+        ("highwater", highwater, is_marks, "an address or a high-water store"),
+        ("keys", keys, hasattr(keys, "seal_key"), "a Keyring"),
+        ("policy", policy, isinstance(policy, ResumePolicy), "a ResumePolicy"),
+        ("limits", limits, isinstance(limits, Limits), "Limits"),
     ):
         if value is not None and not known:
-            raise Misconfigured(field=name, reason=f"cannot be {type(value).__name__}")
+            raise Misconfigured(field=name, reason=f"must be {what}, not {type(value).__name__}")
 
 
 def _check_sequence(value: object, field: str) -> None:
