@@ -194,7 +194,10 @@ class EffectInDoubt(Refused):
     position: str
 
     code = "EFFECT_IN_DOUBT"
-    template = "effect {effect!r} of thread {thread!r} (key {key}, slot {slot}) may have happened: {reason}"
+    template = (
+        "effect {effect!r} of thread {thread!r} (key {key}, slot {slot}) may have happened: "
+        "{reason}"
+    )
     remedy = (
         "It was not repeated. Look at the receiver for this key, then see docs/guide.md, "
         "“When a run stops in doubt”."
