@@ -149,6 +149,9 @@ class StoreUrl:
             return cls(scheme, path)
         if scheme == "postgresql":
             return cls(scheme, url)
+        # Only what stands before "://" is a scheme; anything else may be a secret and is not shown.
+        named = f" {scheme!r}" if "://" in url and scheme.isalnum() else ""
         raise Misconfigured(
-            field=field_name, reason="the scheme is unknown; use sqlite:///… or postgresql://…"
+            field=field_name,
+            reason=f"the scheme{named} is unknown; use sqlite:///… or postgresql://…",
         )

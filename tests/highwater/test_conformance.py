@@ -230,8 +230,13 @@ class Unavailable(SqliteHighWater):
 def test_a_broken_store_fails(
     kind: Callable[[Path], HighWater], noticed_by: str, tmp_path: Path
 ) -> None:
-    report = run_highwater_conformance(partial(kind, tmp_path / "b.db"), only=[noticed_by])
-    assert not report.passed
+    # A race that a store loses shows in one round or another; a sound store never fails one.
+    rounds = 10 if noticed_by.startswith("race_") else 1
+    reports = (
+        run_highwater_conformance(partial(kind, tmp_path / f"b{number}.db"), only=[noticed_by])
+        for number in range(rounds)
+    )
+    assert any(not report.passed for report in reports)
 
 
 def test_a_store_without_guards_still_conforms(tmp_path: Path) -> None:

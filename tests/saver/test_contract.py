@@ -1780,7 +1780,10 @@ def test_a_second_live_run_is_busy(backend: Backend, where: str) -> None:
     entered, go_on = threading.Event(), threading.Event()
     results: list[Any] = []
     graph = blocking_graph(first, entered, go_on)
-    runner = threading.Thread(target=lambda: results.append(graph.invoke({"n": 0}, at("t"))))
+    # "sync", so that the checkpoint is there before its node runs.
+    runner = threading.Thread(
+        target=lambda: results.append(graph.invoke({"n": 0}, at("t"), durability="sync"))
+    )
     runner.start()
     try:
         assert entered.wait(60)
