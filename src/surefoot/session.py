@@ -189,7 +189,6 @@ class Session:
         self.intents: dict[bytes, int] = {}
         self.lease_until_ms = 0
         self.acquired_ms = 0
-        self.settle_over_ms = 0
         #: The lease was given back with the last publish (run at rest, paused by an interrupt
         #: or ended by an error): whoever comes next need not wait.
         self.yielded = False

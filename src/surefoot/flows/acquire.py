@@ -212,15 +212,12 @@ def _load(ports: Ports, session: Session, mark: Mark) -> Chain | None:
         leftover = ports.store.read_thread(ports.tenant, thread)
         if leftover is not None:
             ports.store.delete_thread(leftover.key)  # P6: its tombstone is published
-        session.settle_over_ms = session.acquired_ms
         return None
     session.key = chain.row.key
     session.stored_head = chain.row.head
     tail = chain.tail()
     if tail:
         session.head = tail[-1].link
-    if session.tainted:
-        session.settle_over_ms = session.acquired_ms + ports.policy.settling_ms
     _scan(session, chain)
     return chain
 
