@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -70,6 +71,7 @@ class PublishFacts:
         mark_digest: Digest in B now.
         old_digest: Digest we expected.
         new_digest: Digest we wanted.
+        later_digests: Digests that this session published or tried to publish after it.
     """
 
     our_epoch: int
@@ -77,12 +79,13 @@ class PublishFacts:
     mark_digest: bytes
     old_digest: bytes
     new_digest: bytes
+    later_digests: Collection[bytes] = ()
 
 
 def decide_publish(facts: PublishFacts) -> Then:
     """Decides step P4 after reading the mark back.
 
-    Other epoch: fenced. Our digest: committed. Still the old digest
+    Other epoch: fenced. Our digest, or a later one of ours: committed. Still the old digest
     (also when only intents or the lease were to change): send again, which is idempotent.
     Anything else: the mark was rolled back or edited, stop.
     """
@@ -92,6 +95,6 @@ def decide_publish(facts: PublishFacts) -> Then:
         return Then.FENCED
     if facts.mark_digest == facts.old_digest:
         return Then.AGAIN
-    if facts.mark_digest == facts.new_digest:
+    if facts.mark_digest == facts.new_digest or facts.mark_digest in facts.later_digests:
         return Then.COMMITTED
     return Then.ROLLBACK
