@@ -195,8 +195,8 @@ class EffectInDoubt(Refused):
 
     code = "EFFECT_IN_DOUBT"
     template = (
-        "effect {effect!r} of thread {thread!r} (key {key}, slot {slot}) may have happened: "
-        "{reason}"
+        "effect {effect!r} of thread {thread!r} (key {key}, slot {slot}, {state}) may have "
+        "happened: {reason}"
     )
     remedy = (
         "It was not repeated. Look at the receiver for this key, then see docs/guide.md, "

@@ -20,6 +20,10 @@ __all__ = ["Child", "Nursery"]
 ROOT = Path(__file__).resolve().parents[2]
 
 
+class NotReached(AssertionError):
+    """A run has fewer boundaries of a kind than the one that the kill was planned on."""
+
+
 class Child:
     """A worker as its parent sees it: its lines, and how it ended."""
 
@@ -47,9 +51,12 @@ class Child:
         """Waits until it stands at this boundary.
 
         Raises:
-            AssertionError: It never came there, or came elsewhere first.
+            NotReached: The run finished before.
+            AssertionError: It failed, or came elsewhere first.
         """
         line = self.read("AT", "DONE", "RAISED")
+        if line.startswith("DONE"):
+            raise NotReached(f"meant {boundary}, but the run finished before")
         if line != f"AT {boundary}":
             raise AssertionError(f"meant {boundary}, but it said {line}; {self.lines}")
 
