@@ -29,6 +29,7 @@ from surefoot.keys import Keyring
 from surefoot.offload import Offload
 from surefoot.ports import ContentStore, HighWater, Ports
 from surefoot.session import Caller, RunHandle, Session, Sessions
+from surefoot.signing import Reviewers
 from surefoot.store.postgres import PostgresContentStore
 from surefoot.store.sqlite import SqliteContentStore
 
@@ -95,8 +96,9 @@ def open_core(
     limits: Limits | None,
     schema: str | None,
     tenant: str,
+    reviewers: Reviewers | None = None,
 ) -> Core:
-    """Wires everything. Keys come from the environment when none are given.
+    """Wires everything. Keys and reviewers come from the environment when none are given.
 
     Raises:
         Misconfigured: An address or a setting is not understood.
@@ -105,9 +107,19 @@ def open_core(
     bounds = limits or Limits()
     ring = keys or Keyring.from_env()
     marks = open_highwater(highwater, limits=bounds)
+    known = Reviewers.from_env() if reviewers is None else reviewers
     store = open_store(conn, schema=schema, limits=bounds)
     return Core(
-        Ports(store, marks, ring, LocalHost(), policy or ResumePolicy(), bounds, tenant),
+        Ports(
+            store=store,
+            marks=marks,
+            seals=ring,
+            host=LocalHost(),
+            policy=policy or ResumePolicy(),
+            limits=bounds,
+            tenant=tenant,
+            reviewers=known,
+        ),
         owns_marks=isinstance(highwater, str),
     )
 

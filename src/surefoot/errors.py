@@ -24,6 +24,7 @@ __all__ = [
     "Busy",
     "ChunkTaken",
     "Closed",
+    "DecisionRefused",
     "EffectConflict",
     "EffectInDoubt",
     "EffectResultLost",
@@ -253,6 +254,18 @@ class MarkCorrupt(Refused):
     code = "MARK_CORRUPT"
     template = "the high-water mark of thread {thread!r} cannot be trusted: {reason}"
     remedy = "No node was run. Restore the high-water store from its own backup or replica."
+
+
+class DecisionRefused(Refused):
+    """A signed decision does not hold here and now; nothing was carried out."""
+
+    thread: str
+    action: str
+    nonce: str
+
+    code = "DECISION_REFUSED"
+    template = "decision {nonce} ({action}) of thread {thread!r} is not carried out: {reason}"
+    remedy = "Look at the thread as it is now, then decide and sign anew (`surefoot review`)."
 
 
 class MigrationRefused(Refused):

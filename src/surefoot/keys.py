@@ -12,13 +12,13 @@ import hmac
 import json
 import os
 import secrets
-import stat
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 from surefoot.errors import KeyMissing, Misconfigured
+from surefoot.files import read_private, replace_private, write_private
 from surefoot.rules.envelope import tlv
 
 __all__ = ["ENV_KEYS", "Key", "Keyring", "default_key_file", "hkdf"]
@@ -96,8 +96,7 @@ class Keyring:
         self._derive = lru_cache(maxsize=4096)(self._derive_uncached)
 
     def __repr__(self) -> str:
-        states = {k.key_id: k.state for k in self._keys.values()}
-        return f"Keyring({states})"
+        return f"Keyring({self.states()})"
 
     def __reduce__(self) -> str:
         raise Misconfigured(field="keys", reason="a keyring is never pickled")
@@ -144,22 +143,7 @@ class Keyring:
 
     @classmethod
     def _read(cls, path: str | os.PathLike[str], *, where: str) -> Keyring:
-        mode, text, problem = 0, "", ""
-        try:
-            mode = Path(path).stat().st_mode
-            text = Path(path).read_text(encoding="utf-8-sig")
-        except OSError as error:
-            problem = error.strerror or type(error).__name__
-        except ValueError:
-            problem = "is no path, or no text"
-        if problem:  # raised here, so that no error holds the path in its context
-            raise KeyMissing(key_id=None, reason=f"{where}: {problem}")
-        if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
-            raise Misconfigured(
-                field=where,
-                reason=f"may be read by others (mode {stat.S_IMODE(mode):04o}); chmod 600 it",
-            )
-        return cls._parse(text, where=where)
+        return cls._parse(read_private(path, where=where), where=where)
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Writes a new file with mode 0600; never overwrites one.
@@ -167,30 +151,70 @@ class Keyring:
         Raises:
             Misconfigured: The file exists or cannot be written.
         """
-        file = Path(path)
-        document = {
-            "keys": [
-                {
-                    "id": k.key_id,
-                    "secret": base64.b64encode(k.secret).decode(),
-                    "state": k.state,
-                }
-                for k in self._keys.values()
-            ]
-        }
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            raise Misconfigured(field=f"key file {file}", reason="exists already") from None
-        except OSError as error:
+        write_private(path, self._document(), where=f"key file {os.fspath(path)}")
+
+    def replace_file(self, path: str | os.PathLike[str]) -> None:
+        """Puts this ring in the place of a key file, at once and whole.
+
+        Raises:
+            Misconfigured: It cannot be written; the old file is as it was.
+        """
+        replace_private(path, self._document(), where=f"key file {os.fspath(path)}")
+
+    def _document(self) -> str:
+        keys = [
+            {"id": k.key_id, "secret": base64.b64encode(k.secret).decode(), "state": k.state}
+            for k in self._keys.values()
+        ]
+        return json.dumps({"keys": keys}, indent=1)
+
+    # --- rotation -------------------------------------------------------------------------------
+
+    def states(self) -> dict[str, str]:
+        """State of each key by id."""
+        return {k.key_id: k.state for k in self._keys.values()}
+
+    def with_new_key(self, key_id: str | None = None) -> Keyring:
+        """A ring with one more key, which verifies but does not seal yet.
+
+        Give it to every worker before it becomes the primary.
+
+        Raises:
+            Misconfigured: The id is taken.
+        """
+        fresh = Key(key_id or f"k{secrets.token_hex(4)}", secrets.token_bytes(32), "enabled")
+        return Keyring([*self._keys.values(), fresh])
+
+    def with_primary(self, key_id: str) -> Keyring:
+        """A ring that seals with this key; the former primary still verifies.
+
+        Raises:
+            KeyMissing: The key is unknown or retired.
+        """
+        self._usable(key_id)
+        return Keyring(
+            replace(k, state="primary" if k.key_id == key_id else "enabled")
+            if k.state != "retired"
+            else k
+            for k in self._keys.values()
+        )
+
+    def with_retired(self, key_id: str) -> Keyring:
+        """A ring in which this key seals nothing and counts only where a thread vouches for it.
+
+        Raises:
+            KeyMissing: The key is unknown.
+            Misconfigured: It is the primary.
+        """
+        if self._state(key_id) is None:
+            raise KeyMissing(key_id=key_id, reason=f"this ring does not hold {key_id!r}")
+        if key_id == self._primary:
             raise Misconfigured(
-                field=f"key file {file}", reason=error.strerror or type(error).__name__
-            ) from None
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump(document, out, indent=1)
-            out.flush()
-            os.fsync(out.fileno())
+                field="keys", reason=f"{key_id!r} is the primary; rotate to another key first"
+            )
+        return Keyring(
+            replace(k, state="retired") if k.key_id == key_id else k for k in self._keys.values()
+        )
 
     @classmethod
     def _parse(cls, text: str, *, where: str) -> Keyring:
@@ -216,6 +240,20 @@ class Keyring:
         """
         return self._derive(key_id, "seal/v1", tenant, thread)
 
+    def verifying_key(self, key_id: str, tenant: str, thread: str) -> bytes:
+        """The seal key, of a retired key as well: what it sealed counts only up to a ``K`` record.
+
+        Raises:
+            KeyMissing: The key is unknown.
+        """
+        if self._state(key_id) == "retired":
+            return self._derived(key_id, "seal/v1", tenant, thread)
+        return self._derive(key_id, "seal/v1", tenant, thread)
+
+    def is_retired(self, key_id: str) -> bool:
+        """True for a key of this ring that is retired."""
+        return self._state(key_id) == "retired"
+
     def purpose_key(self, key_id: str, purpose: str, tenant: str, thread: str) -> bytes:
         """32 bytes for another purpose of one thread.
 
@@ -232,12 +270,15 @@ class Keyring:
         key = self._keys.get(key_id)
         return None if key is None else key.state
 
-    def _derive_uncached(self, key_id: str, purpose: str, tenant: str, thread: str) -> bytes:
-        key = self._keys.get(key_id)
-        if key is None:
+    def _usable(self, key_id: str) -> None:
+        state = self._state(key_id)
+        if state is None:
             raise KeyMissing(key_id=key_id, reason=f"this ring does not hold {key_id!r}")
-        if key.state == "retired":
+        if state == "retired":
             raise KeyMissing(key_id=key_id, reason=f"{key_id!r} is retired")
+
+    def _derive_uncached(self, key_id: str, purpose: str, tenant: str, thread: str) -> bytes:
+        self._usable(key_id)
         return self._derived(key_id, purpose, tenant, thread)
 
     def _derived(self, key_id: str, purpose: str, tenant: str, thread: str) -> bytes:

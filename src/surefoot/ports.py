@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from surefoot.config import Limits, ResumePolicy
+from surefoot.rules.decisions import SignedDecision
 from surefoot.rules.lease import HolderFacts
 
 __all__ = [
+    "Admission",
     "Append",
     "ChunkRow",
     "ContentStore",
@@ -31,6 +33,7 @@ __all__ = [
     "Publish",
     "Seals",
     "Serializer",
+    "Signatures",
     "StoredValues",
     "ThreadRow",
 ]
@@ -147,12 +150,15 @@ class Kept:
     """What survives a collection; everything else of the thread is deleted.
 
     Attributes:
+        head: The thread's head row when this was worked out; if it has moved, somebody writes,
+            and nothing is deleted.
         frames: (last_seq, epoch) of frames to keep.
         above_seq: Frames with a higher last_seq are kept as well.
         values: Digests to keep.
         logs: For each log id the number of chunks to keep.
     """
 
+    head: HeadRow
     frames: Sequence[tuple[int, int]]
     above_seq: int
     values: Sequence[bytes]
@@ -215,8 +221,12 @@ class ContentStore(Protocol):
             OutcomeUnknown: The connection was lost before the commit was answered.
         """
 
-    def collect(self, key: int, kept: Kept) -> None:
-        """Deletes what a published record permits to delete (step P6)."""
+    def collect(self, key: int, kept: Kept) -> bool:
+        """Deletes what a published record permits to delete (step P6), in one transaction.
+
+        Returns:
+            False when the head row has moved; nothing is deleted then.
+        """
 
     def delete_thread(self, key: int) -> None:
         """Deletes all rows of a thread after its tombstone is published (step P6)."""
@@ -247,7 +257,7 @@ class Mark:
         epoch: Fencing epoch of the last acquisition; only grows, also across incarnations.
         owner: Text that describes the last acquirer.
         lease_left_ms: Time until the lease expires on the store's clock; 0 or less when free.
-        step: Step of the last published root checkpoint.
+        step: Highest step of a published root checkpoint in this life.
         state: ``live``, ``tombstone`` or ``frozen``.
         clean: The owner released the thread with everything published.
         tainted: Some acquirer found it not clean, and the step has not been folded since.
@@ -278,6 +288,27 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Admission:
+    """The mark of a thread whose mark was lost, as an operator ordered it.
+
+    Attributes:
+        incarnation: Life that the stored records are sealed for.
+        seq: Number of the record that becomes the head.
+        digest: Its digest.
+        epoch: Higher than every epoch that a stored record carries; a fence never restarts.
+        step: Highest step of a stored root checkpoint.
+        lease: Who carries out the order, and for how long.
+    """
+
+    incarnation: int
+    seq: int
+    digest: bytes
+    epoch: int
+    step: int
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
     """One compare-and-set of the mark (step P4).
 
@@ -287,7 +318,7 @@ class Publish:
         digest: Must equal the mark's digest.
         new_seq: Takes its place; may equal ``seq`` (release, intents only).
         new_digest: Likewise.
-        step: Step of the last published root checkpoint.
+        step: Highest step of a published root checkpoint in this life.
         intents: The whole new value.
         ttl_ms: The lease is extended to this on the store's clock; 0 frees it.
         clean: Everything is published and no effect is open.
@@ -353,6 +384,13 @@ class HighWater(Protocol):
             The mark after the acquisition, or None when there is none or it is not free.
         """
 
+    def admit(self, tenant: str, thread: str, admission: Admission) -> Mark | None:
+        """Creates a mark that was lost, tainted and with the lease taken (an ordered adoption).
+
+        Returns:
+            The mark, or None when one exists.
+        """
+
     def publish(self, tenant: str, thread: str, publish: Publish) -> bool:
         """Compare-and-set on (epoch, seq, digest).
 
@@ -387,6 +425,12 @@ class Seals(Protocol):
     def seal_key(self, key_id: str, tenant: str, thread: str) -> bytes:
         """32 bytes for sealing this thread's records (HKDF-SHA-256)."""
 
+    def verifying_key(self, key_id: str, tenant: str, thread: str) -> bytes:
+        """The seal key, of a retired key as well; see `is_retired`."""
+
+    def is_retired(self, key_id: str) -> bool:
+        """True for a key whose seals count only up to where a ``K`` record says so."""
+
     def purpose_key(self, key_id: str, purpose: str, tenant: str, thread: str) -> bytes:
         """32 bytes for another purpose, e.g. idempotency keys."""
 
@@ -399,6 +443,13 @@ class Serializer(Protocol):
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         """The value."""
+
+
+class Signatures(Protocol):
+    """Knows whose decisions count."""
+
+    def check(self, signed: SignedDecision) -> None:
+        """Raises `KeyMissing` or `DecisionRefused` unless one of them signed it."""
 
 
 class Host(Protocol):
@@ -437,3 +488,4 @@ class Ports:
     policy: ResumePolicy
     limits: Limits
     tenant: str
+    reviewers: Signatures

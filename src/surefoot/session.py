@@ -23,6 +23,7 @@ from surefoot.rules.envelope import Identity, Link
 from surefoot.rules.lease import RunFacts, decide_run_over
 
 __all__ = [
+    "NO_HORIZON",
     "Caller",
     "Entry",
     "Known",
@@ -33,6 +34,10 @@ __all__ = [
     "Session",
     "Sessions",
 ]
+
+
+#: Below every step: no restore has happened.
+NO_HORIZON = -(2**62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +190,9 @@ class Session:
         #: stored one of its own (always under "exit", by race under "async"), and where it is.
         self.early_children: dict[str, int] = {}
 
+        #: Root steps up to it were part of a history that was lost (rule E6); None until the
+        #: chain has been looked at.
+        self.horizon: int | None = None
         self.tainted = False
         self.intents: dict[bytes, int] = {}
         self.lease_until_ms = 0
@@ -369,6 +377,10 @@ class Session:
         self.entries[namespace] = Entry(execution, self._serial, rank, path)
 
     # --- small state ----------------------------------------------------------------------------
+
+    def is_lost_step(self, root_step: int) -> bool:
+        """True for a step up to the horizon of an ordered restore (rule E6)."""
+        return self.horizon is not None and root_step <= self.horizon
 
     def is_over(self, caller: Caller | None = None) -> bool:
         """True when whoever wants the thread now may have it.

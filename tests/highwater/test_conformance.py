@@ -269,4 +269,4 @@ def test_a_factory_that_cannot_travel_is_a_failure_not_a_hang(tmp_path: Path) ->
 
 
 def test_the_suite_has_every_check_it_had() -> None:
-    assert len(NAMES) == len(set(NAMES)) == 31
+    assert len(NAMES) == len(set(NAMES)) == 33

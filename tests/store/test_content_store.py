@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -39,7 +40,7 @@ CALLS: dict[str, Callable[[ContentStore], object]] = {
     "read_values": lambda s: s.read_values(1, [bytes(32)], []),
     "append": lambda s: s.append(full_step(1, after=None)),
     "append next": lambda s: s.append(full_step(2, after=head(1))),
-    "collect": lambda s: s.collect(1, Kept([], 1, [], {})),
+    "collect": lambda s: s.collect(1, Kept(head(1), [], 1, [], {})),
     "delete_thread": lambda s: s.delete_thread(1),
     "threads": lambda s: s.threads("t"),
     "threads_of_runs": lambda s: s.threads_of_runs("t", ["r"]),
@@ -513,6 +514,7 @@ def test_collecting_keeps_what_it_is_told_to(
     store.collect(
         key,
         Kept(
+            head=head(6),
             frames=[(2, 1), (4, 9)],
             above_seq=4,
             values=[digest_of(2, 77), digest_of(6, 77)],
@@ -532,8 +534,19 @@ def test_collecting_keeps_what_it_is_told_to(
 
 def test_collecting_everything(place: Place, store: ContentStore, chain: Chain) -> None:
     key = chain(3, make=full_step)
-    store.collect(key, Kept([], 3, [], {}))
+    assert store.collect(key, Kept(head(3), [], 3, [], {})) is True
     assert place.counts() == {"thread": 1, "frame": 0, "value": 0, "chunk": 0, "run": 3}
+
+
+def test_nothing_is_collected_behind_a_head_that_has_moved(
+    place: Place, store: ContentStore, chain: Chain
+) -> None:
+    """Whoever wrote since may refer to rows that the plan of the collection does not know."""
+    key = chain(3, make=full_step)
+    before = place.counts()
+    for stale in (head(2), replace(head(3), epoch=2), replace(head(3), digest=bytes(32))):
+        assert store.collect(key, Kept(stale, [], 3, [], {})) is False
+    assert place.counts() == before
 
 
 def test_a_deleted_thread_is_gone_and_its_key_is_never_given_again(

@@ -98,7 +98,7 @@ def test_odd_schema_names(schema: str) -> None:
     store.setup(verify_only=True)
     key = store.append(full_step(1, after=None))
     assert key is not None
-    store.collect(key, Kept([], 1, [], {}))
+    store.collect(key, Kept(head(1), [], 1, [], {}))
     with psycopg.connect(url) as connection:
         found = connection.execute(
             "SELECT DISTINCT schemaname FROM pg_tables WHERE tablename LIKE 'surefoot%'"
@@ -166,7 +166,7 @@ def test_a_role_that_may_not_create_anything(postgres_place: Place) -> None:
     key = store.append(full_step(1, after=None))
     assert key is not None
     assert store.append(full_step(2, after=head(1))) == key
-    store.collect(key, Kept([], 1, [], {}))
+    store.collect(key, Kept(head(2), [], 1, [], {}))
     store.delete_thread(key)
     store.close()
 
@@ -436,7 +436,7 @@ ONE_TRIP: dict[str, Callable[[ContentStore, int, int], object]] = {
     "append": lambda s, key, n: s.append(step(n, after=head(n - 1))),
     "append of everything": lambda s, key, n: s.append(full_step(n, after=head(n - 1))),
     "append of a new thread": lambda s, key, n: s.append(full_step(1, after=None, thread=f"{n}")),
-    "collect": lambda s, key, n: s.collect(key, Kept([(1, 1)], 1, [bytes(32)], {1: 2})),
+    "collect": lambda s, key, n: s.collect(key, Kept(head(n), [(1, 1)], 1, [bytes(32)], {1: 2})),
     "delete_thread": lambda s, key, n: s.delete_thread(key + 10_000),
     "threads": lambda s, key, n: s.threads("tenant"),
     "threads_of_runs": lambda s, key, n: s.threads_of_runs("tenant", ["run"]),

@@ -52,6 +52,7 @@ CODES = {
     "KEY_MISSING": ("KeyMissing", "refuse"),
     "MARK_CORRUPT": ("MarkCorrupt", "refuse"),
     "MIGRATION_REFUSED": ("MigrationRefused", "refuse"),
+    "DECISION_REFUSED": ("DecisionRefused", "refuse"),
     "BUSY": ("Busy", "busy"),
     "UNAVAILABLE": ("Unavailable", "unavailable"),
     "STORE_UNAVAILABLE": ("StoreUnavailable", "unavailable"),

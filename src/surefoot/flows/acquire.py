@@ -12,6 +12,7 @@ from surefoot.errors import (
     Fenced,
     MarkCorrupt,
     OutcomeUnknown,
+    ResumeRefused,
     SurefootError,
     TamperDetected,
 )
@@ -20,35 +21,42 @@ from surefoot.flows.chain import Chain
 from surefoot.flows.verdict import refusal
 from surefoot.flows.views import gather
 from surefoot.ports import Lease, Mark, Ports, Publish
-from surefoot.rules.bodies import BodyError, CheckpointBody, EffectBody, PruneBody
+from surefoot.rules.bodies import BodyError, CheckpointBody, EffectBody, PruneBody, RestoreBody
 from surefoot.rules.envelope import Identity, Kind, Link, RecordHead
 from surefoot.rules.intents import pack_intents, unpack_intents
 from surefoot.rules.lease import Acquire, decide_acquire, decide_holder_dead
 from surefoot.rules.resume import Verdict, decide_resume
-from surefoot.session import Known, Session
+from surefoot.session import NO_HORIZON, Known, Session
 
 __all__ = [
     "acquire",
+    "begin",
     "checkpoint_of",
     "corrupt",
     "effect_of",
+    "give_back",
     "held",
     "known_of",
     "learn",
     "release",
+    "restore_of",
+    "scan",
     "seize",
 ]
 
 _POLL_MS = 10
 
 
-def acquire(ports: Ports, thread: str, control: object | None) -> tuple[Session, Chain | None]:
+def acquire(
+    ports: Ports, thread: str, control: object | None, *, tail: bool = True
+) -> tuple[Session, Chain | None]:
     """Takes a thread for a run or a direct call, and loads what a resume needs.
 
     Args:
         ports: Stores.
         thread: Id of the thread.
         control: The run's control object; None for a direct call.
+        tail: Adopt unpublished records. Without, they stay beside the chain for good.
 
     Returns:
         The session and the chain as loaded; no chain when nothing is stored yet.
@@ -60,12 +68,12 @@ def acquire(ports: Ports, thread: str, control: object | None) -> tuple[Session,
         TamperDetected: Something does not verify (R4, R6).
         Fenced: Somebody else acquired the thread while we were loading it.
     """
-    session, mark = _begin(ports, thread, control)
+    session, mark = begin(ports, thread, control)
     try:
-        chain = _load(ports, session, mark)
+        chain = _load(ports, session, mark, adopt=tail)
     except SurefootError:
         try:
-            _give_back(ports, session, mark)
+            give_back(ports, session, mark)
         finally:
             ports.host.retire(session.owner)
         raise
@@ -82,14 +90,20 @@ def seize(ports: Ports, thread: str) -> Session:
         Busy: A live worker holds the lease (R12).
         ResumeRefused: Stored, never witnessed (R2).
     """
-    session, _ = _begin(ports, thread, None)
+    session, _ = begin(ports, thread, None)
     row = ports.store.read_thread(ports.tenant, thread)
     if row is not None:
         session.key, session.stored_head = row.key, row.head
     return session
 
 
-def _begin(ports: Ports, thread: str, control: object | None) -> tuple[Session, Mark]:
+def begin(ports: Ports, thread: str, control: object | None) -> tuple[Session, Mark]:
+    """Takes the lease and begins a session at the mark (step P1); reads nothing of A.
+
+    Raises:
+        Busy: A live worker holds the lease (R12).
+        ResumeRefused: Stored, never witnessed (R2), or frozen (R13).
+    """
     lease = Lease(ports.host.describe(), ports.policy.lease_ttl_ms)
     asked_ms = ports.host.monotonic_ms()
     try:
@@ -139,6 +153,12 @@ def _take(ports: Ports, thread: str, lease: Lease) -> Mark:
             if created is not None:
                 return created
             continue
+        if held.state == "frozen":
+            raise ResumeRefused(
+                thread=thread,
+                reason="R13 it was frozen by an operator's decision (abort)",
+                rules=["R13"],
+            )
         dead = decide_holder_dead(ports.host.holder(held.owner))
         policy = ports.policy
         then = decide_acquire(
@@ -147,9 +167,9 @@ def _take(ports: Ports, thread: str, lease: Lease) -> Mark:
             waited_ms=ports.host.monotonic_ms() - since_ms,
             may_wait_ms=max(policy.wait_for_lease_ms, policy.handover_grace_ms),
         )
-        if held.state == "frozen" or then is Acquire.BUSY:
+        if then is Acquire.BUSY:
             raise Busy(
-                what=f"thread {thread!r}" + (" (frozen)" if held.state == "frozen" else ""),
+                what=f"thread {thread!r}",
                 holder=ports.host.shown(held.owner),
                 left_ms=max(held.lease_left_ms, 0),
             )
@@ -172,7 +192,7 @@ def _answered(
         return None
 
 
-def _give_back(ports: Ports, session: Session, mark: Mark) -> None:
+def give_back(ports: Ports, session: Session, mark: Mark) -> None:
     """After a load that failed: free the lease, keep the taint, change nothing else."""
     ports.marks.publish(
         session.identity.tenant,
@@ -194,7 +214,7 @@ def _give_back(ports: Ports, session: Session, mark: Mark) -> None:
 # --- P2 ----------------------------------------------------------------------------------------
 
 
-def _load(ports: Ports, session: Session, mark: Mark) -> Chain | None:
+def _load(ports: Ports, session: Session, mark: Mark, *, adopt: bool) -> Chain | None:
     thread = session.identity.thread
     chain, facts = gather(ports, thread, mark)
     decision = decide_resume(facts)
@@ -215,19 +235,19 @@ def _load(ports: Ports, session: Session, mark: Mark) -> Chain | None:
         return None
     session.key = chain.row.key
     session.stored_head = chain.row.head
-    tail = chain.tail()
+    tail = chain.tail() if adopt else ()
     if tail:
         session.head = tail[-1].link
-    _scan(session, chain)
+    scan(session, chain, tail=adopt)
     return chain
 
 
-def _scan(session: Session, chain: Chain) -> None:
+def scan(session: Session, chain: Chain, *, tail: bool = True) -> None:
     """Reads from the head down to the last root checkpoint: effects, checkpoints, early writes."""
     folded: set[bytes] = set()
     newest: RecordHead | None = None
     floor: int | None = None
-    for record in chain.walk():
+    for record in chain.walk(tail=tail):
         if floor is not None and record.link.seq < floor:
             break
         newest = newest or record
@@ -240,9 +260,13 @@ def _scan(session: Session, chain: Chain) -> None:
         elif record.kind is Kind.PRUNE and not session.latest.get(""):
             if prune_of(session.identity.thread, record).cuts:
                 session.base_branch = session.base_branch or record.link.digest
+        elif record.kind is Kind.RESTORE and session.horizon is None:
+            session.horizon = restore_of(session.identity.thread, record).horizon
         elif record.kind is Kind.CHECKPOINT:
             body = checkpoint_of(session.identity.thread, record)
             folded.update(body.folds)
+            if session.horizon is None:
+                session.horizon = body.extra.get("horizon", NO_HORIZON)
             learn(session, record, body, chain.key_id(record))
             if body.namespace == "" and floor is None:
                 # Checkpoints of its subgraphs may lie below it; its frame says how far.
@@ -319,6 +343,18 @@ def prune_of(thread: str, record: RecordHead) -> PruneBody:
         raise corrupt(thread, record, error) from None
 
 
+def restore_of(thread: str, record: RecordHead) -> RestoreBody:
+    """Reads a verified record of a restore.
+
+    Raises:
+        TamperDetected: Its layout is not known to this release.
+    """
+    try:
+        return RestoreBody.unpack(record.schema, record.body or b"")
+    except BodyError as error:
+        raise corrupt(thread, record, error) from None
+
+
 def effect_of(thread: str, record: RecordHead) -> EffectBody:
     """Reads a verified effect record.
 
@@ -384,13 +420,18 @@ def _free(ports: Ports, session: Session) -> None:
 
 
 @contextmanager
-def held(ports: Ports, thread: str) -> Iterator[tuple[Session, Chain | None]]:
+def held(ports: Ports, thread: str, *, tail: bool = True) -> Iterator[tuple[Session, Chain | None]]:
     """A direct call: acquire, work, release in one operation.
+
+    Args:
+        ports: Stores.
+        thread: Id of the thread.
+        tail: See `acquire`.
 
     Raises:
         Busy: A live worker holds the lease (R12).
     """
-    session, chain = acquire(ports, thread, None)
+    session, chain = acquire(ports, thread, None, tail=tail)
     try:
         with session.lock:
             yield session, chain

@@ -6,12 +6,12 @@ seals, and the chain that ends in the published head.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from surefoot.errors import KeyMissing, TamperDetected
 from surefoot.ports import FrameRow, Ports, ThreadRow
-from surefoot.rules.bodies import BodyError, PruneBody
-from surefoot.rules.chain import decide_tail
+from surefoot.rules.bodies import BodyError, PruneBody, RestoreBody
+from surefoot.rules.chain import KeyLimits, decide_tail
 from surefoot.rules.envelope import (
     EnvelopeError,
     Frame,
@@ -25,36 +25,54 @@ from surefoot.rules.envelope import (
 __all__ = ["Chain", "verify_rows"]
 
 
-def verify_rows(ports: Ports, identity: Identity, rows: Iterable[FrameRow]) -> list[Frame]:
+def verify_rows(
+    ports: Ports,
+    identity: Identity,
+    rows: Iterable[FrameRow],
+    broken: list[TamperDetected | KeyMissing] | None = None,
+) -> list[Frame]:
     """Verifies rows, or refuses all of them (rule R6).
+
+    What a retired key sealed verifies here; whether it counts is decided on the chain.
+
+    Args:
+        ports: Keys.
+        identity: Whose journal.
+        rows: As stored.
+        broken: Collects what does not verify instead of raising it, for reports and restores.
 
     Raises:
         TamperDetected: A row does not verify.
-        KeyMissing: A row is sealed with a key that the ring does not hold or has retired.
+        KeyMissing: A row is sealed with a key that the ring does not hold.
     """
 
     def seal_key_of(key_id: str) -> bytes:
-        return ports.seals.seal_key(key_id, identity.tenant, identity.thread)
+        return ports.seals.verifying_key(key_id, identity.tenant, identity.thread)
 
     frames: list[Frame] = []
     for row in rows:
+        problem: TamperDetected | KeyMissing
         try:
             frames.append(
                 verify_frame(identity, row.last_seq, row.epoch, row.head, row.body, seal_key_of)
             )
+            continue
         except EnvelopeError as error:
-            raise TamperDetected(
+            problem = TamperDetected(
                 thread=identity.thread, what="the journal", seq=row.last_seq, reason=str(error)
-            ) from None
+            )
         except KeyMissing as error:
             # A changed key id looks like an unknown key; say which record asked for it.
-            raise KeyMissing(
+            problem = KeyMissing(
                 **{
                     **error.fields,
                     "reason": f"{error.fields['reason']} (record {row.last_seq} of thread "
                     f"{identity.thread!r} is sealed with it)",
                 }
-            ) from None
+            )
+        if broken is None:
+            raise problem
+        broken.append(problem)
     return frames
 
 
@@ -67,6 +85,9 @@ class Chain:
         row: The thread's row.
         head: The head that B published (or that a live session extended).
         rows: Newest frames that were read together with the row, newest first.
+        lenient: Pass over rows that do not verify, for reports and ordered restores; what the
+            chain names has to verify all the same.
+        vouched: Retired keys whose seals count, because an operator's order says so.
     """
 
     def __init__(
@@ -76,8 +97,15 @@ class Chain:
         row: ThreadRow,
         head: Link,
         rows: Sequence[FrameRow],
+        *,
+        lenient: bool = False,
+        vouched: Collection[str] = (),
     ) -> None:
         self._ports = ports
+        #: Rows that did not verify and were passed over.
+        self.broken: list[TamperDetected | KeyMissing] = []
+        self._lenient = lenient
+        self._vouched = frozenset(vouched)
         self.identity = identity
         self.row = row
         self.head = head
@@ -110,8 +138,13 @@ class Chain:
         return max((f.last_seq for f in self._frames), default=0)
 
     def tail(self) -> Sequence[RecordHead]:
-        """Records beyond the head that are adopted (rule R5), oldest first."""
-        return decide_tail(self.head, self._frames)
+        """Records beyond the head that are adopted (rule R5), oldest first.
+
+        What a retired key sealed is never adopted: nobody vouches for it.
+        """
+        return decide_tail(
+            self.head, [f for f in self._frames if not self._ports.seals.is_retired(f.key_id)]
+        )
 
     def beyond(self) -> int:
         """Number of stored records beyond the head."""
@@ -129,6 +162,12 @@ class Chain:
         """(last_seq, epoch) of the frame that holds a record."""
         return self._frame_of[record.link.digest]
 
+    def everything(self) -> list[RecordHead]:
+        """Every stored record that verifies, on the chain or not, newest first."""
+        while not self._exhausted:
+            self._page_to(-1)
+        return sorted(self._by_digest.values(), key=lambda r: (r.link.seq, r.epoch), reverse=True)
+
     # --- walking --------------------------------------------------------------------------------
 
     def walk(self, *, tail: bool = True, bodies: bool = True) -> Iterator[RecordHead]:
@@ -144,17 +183,50 @@ class Chain:
         if tail:
             yield from reversed(self.tail())
         at = self.head
+        limits = KeyLimits()
         while at.seq > 0:
             record = self._need(at, bodies=bodies)
+            self._require_key(record, limits)
             yield record
             if record.kind is Kind.PRUNE:
-                yield from self._below_prune(record, bodies=bodies)
+                yield from self._below_prune(record, limits, bodies=bodies)
                 return
             at = Link(at.seq - 1, record.prev)
+            if record.kind is Kind.RESTORE:
+                at = self._restored(record)
         if at.digest != bytes(32):
             raise self._broken(at.seq, "the chain does not begin where it should")
 
-    def _below_prune(self, prune: RecordHead, *, bodies: bool) -> Iterator[RecordHead]:
+    def _require_key(self, record: RecordHead, limits: KeyLimits) -> None:
+        """Refuses what a retired key sealed, except where a ``K`` record above vouches for it."""
+        limits.learn(record)
+        key_id = self.key_id(record)
+        if key_id in self._vouched:
+            return
+        if self._ports.seals.is_retired(key_id) and not limits.covers(key_id, record.link.seq):
+            raise KeyMissing(
+                key_id=key_id,
+                reason=(
+                    f"{key_id!r} is retired, and no record of thread {self.identity.thread!r} says "
+                    f"that it still counted at record {record.link.seq}; run `surefoot keys retire "
+                    f"{key_id}` on this database with the key enabled"
+                ),
+            )
+
+    def _restored(self, record: RecordHead) -> Link:
+        """Where the chain goes on below an ordered restore (rule E6)."""
+        (full,) = self.with_bodies([record])
+        try:
+            body = RestoreBody.unpack(full.schema, full.body or b"")
+        except BodyError as error:
+            raise self._broken(record.link.seq, str(error)) from None
+        if body.to_seq >= record.link.seq:
+            raise self._broken(record.link.seq, "a restore that does not go back")
+        return Link(body.to_seq, body.to_digest)
+
+    def _below_prune(
+        self, prune: RecordHead, limits: KeyLimits, *, bodies: bool
+    ) -> Iterator[RecordHead]:
         """Below a prune the chain is exactly what the prune kept."""
         body = prune.body
         if body is None:
@@ -174,6 +246,7 @@ class Chain:
                 record = self._by_digest.get(at.digest)
                 if record is None or record.link.seq != at.seq:
                     raise self._broken(at.seq, "a kept record is missing")
+                self._require_key(record, limits)
                 if at.seq not in hidden:
                     yield record
                 before = self._by_digest.get(record.prev)
@@ -239,10 +312,15 @@ class Chain:
             self._take(rows)
 
     def _take(self, rows: Sequence[FrameRow], *, keep_lowest: bool = False) -> None:
-        for frame in verify_rows(self._ports, self.identity, rows):
+        for frame in verify_rows(
+            self._ports, self.identity, rows, self.broken if self._lenient else None
+        ):
             self._frames.append(frame)
             key = (frame.last_seq, frame.epoch)
-            self._floors[key] = frame.early_floor
+            # The floor is sealed, but no digest covers it: from a retired key it is worth nothing,
+            # so everything is looked at.
+            retired = self._ports.seals.is_retired(frame.key_id)
+            self._floors[key] = 1 if retired else frame.early_floor
             self._key_ids[key] = frame.key_id
             for record in frame.records:
                 held = self._by_digest.get(record.link.digest)
@@ -250,9 +328,9 @@ class Chain:
                     continue
                 self._by_digest[record.link.digest] = record
                 self._frame_of[record.link.digest] = key
-            if not keep_lowest:
-                lowest = frame.last_seq
-                self._lowest = lowest if self._lowest is None else min(self._lowest, lowest)
+        if rows and not keep_lowest:
+            lowest = min((row.last_seq for row in rows if row.last_seq > 0), default=1)
+            self._lowest = lowest if self._lowest is None else min(self._lowest, lowest)
 
     def _broken(self, seq: int, reason: str) -> TamperDetected:
         return TamperDetected(thread=self.identity.thread, what="the chain", seq=seq, reason=reason)

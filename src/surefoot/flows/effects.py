@@ -19,7 +19,7 @@ from surefoot.errors import (
     NotStorable,
 )
 from surefoot.flows import journal, save
-from surefoot.flows.values import Loader, Writer
+from surefoot.flows.values import Loader, Writer, writer_for
 from surefoot.ports import Ports, Serializer
 from surefoot.rules.answers import Absent, Answer, Committed, Conflicting
 from surefoot.rules.bodies import BODY_SCHEMAS, EffectBody, Typed
@@ -218,7 +218,7 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: CallReques
                 receiver=request.receiver,
                 state=None if held is None else held.state,
                 same_arguments=held is not None and held.fingerprint == request.fingerprint,
-                intent=slot in session.intents,
+                intent=slot in session.intents or _is_lost(session, request, position),
                 tainted=session.tainted,
             )
         )
@@ -227,7 +227,11 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: CallReques
         if verdict.verdict is Verdict.CONFLICT:
             raise _conflict(ports, session, serde, held or body, request, verdict.reason)
         if verdict.verdict is Verdict.REFUSE:
-            raise in_doubt(session, held or body, verdict.reason)
+            if held is None:
+                # So that it stands in the ledger, and a decision can settle it.
+                held = replace(body, state="in_doubt", error=verdict.reason)
+                _record(ports, session, held, rows)
+            raise in_doubt(session, held, verdict.reason)
         if verdict.verdict is Verdict.REPLAY and held is not None:
             return _replay(ports, session, serde, request, held)
         step = Step(verdict.verdict, request, held or body, rows=rows)
@@ -287,6 +291,15 @@ def _position(session: Session, request: CallRequest) -> Position:
         raise _at_once(request)
     session.ordinals[key] = ordinal + 1
     return replace(position, call=ordinal)
+
+
+def _is_lost(session: Session, request: CallRequest, position: Position) -> bool:
+    """True when the call's step is part of a history that was lost (rule E6).
+
+    Its intent and its record may have been lost with it, so it may have been sent.
+    """
+    root = _root(session, request.place)
+    return session.is_lost_step(position.steps[0] - 1 if root is None else root.step)
 
 
 def _root(session: Session, place: CallPlace) -> Known | None:
@@ -379,7 +392,7 @@ def _body(
 ) -> tuple[EffectBody, Sequence[tuple[bytes, bytes]]]:
     """The record of a start, and the rows that its arguments need."""
     namespace, checkpoint_id = request.place.levels[-1] if request.place.levels else ("", "")
-    writer = _writer(ports, serde)
+    writer = writer_for(ports, serde)
     # The key that seals the checkpoint above, not the primary of the moment: it is fixed by a
     # published record, so a rotation between two attempts does not change what is sent (E9).
     root = _root(session, request.place)
@@ -444,7 +457,7 @@ def note(
                 field=f"effect {step.request.name!r}, call.note()",
                 reason="the call is over; note what you learn while the body runs",
             )
-        writer = _writer(ports, serde)
+        writer = writer_for(ports, serde)
         typed = writer.value(dict(receipt), channel=f"(receipt of {step.request.name})")
         step.body = replace(step.body, receipt=typed)
         _record(ports, session, step.body, writer.rows)
@@ -473,7 +486,7 @@ def finish(
         SaveFailed: The outcome could not be recorded; the effect stays in doubt.
     """
     with session.lock:
-        writer = _writer(ports, serde)
+        writer = writer_for(ports, serde)
         lost: NotStorable | None = None
         body = replace(
             step.body, state="succeeded", source=source, error=None, at_us=ports.host.now_us()
@@ -576,7 +589,7 @@ def _review(
     ports: Ports, session: Session, serde: Serializer, step: Step, evidence: Any, reason: str
 ) -> Step:
     with session.lock:
-        writer = _writer(ports, serde)
+        writer = writer_for(ports, serde)
         body = replace(
             step.body,
             state="needs_review",
@@ -630,13 +643,6 @@ def _absent_from(
 
 
 # --- records -----------------------------------------------------------------------------------
-
-
-def _writer(ports: Ports, serde: Serializer) -> Writer:
-    limits = ports.limits
-    return Writer(
-        serde, limits.inline_value_bytes, limits.list_chunk_min_items, limits.list_segments_max
-    )
 
 
 def _evidence(writer: Writer, name: str, evidence: Any) -> Typed:

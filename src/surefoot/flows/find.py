@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from surefoot.flows.acquire import checkpoint_of, corrupt
+from surefoot.flows.acquire import checkpoint_of, corrupt, effect_of
 from surefoot.flows.chain import Chain
 from surefoot.ports import Ports
-from surefoot.rules.bodies import Batch, BodyError, CheckpointBody, WritesBody
+from surefoot.rules.bodies import Batch, BodyError, CheckpointBody, Typed, WritesBody
 from surefoot.rules.envelope import Kind, RecordHead, checkpoint_subject, hash8
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "bodies_of",
     "find_checkpoint",
     "find_latest",
+    "values_of",
     "walk_checkpoints",
     "writes_of",
 ]
@@ -54,6 +55,24 @@ def writes_of(thread: str, record: RecordHead) -> WritesBody:
         return WritesBody.unpack(record.schema, record.body or b"")
     except BodyError as error:
         raise corrupt(thread, record, error) from None
+
+
+def values_of(thread: str, record: RecordHead) -> list[Typed]:
+    """Every value that a verified record with its body refers to.
+
+    Raises:
+        TamperDetected: Its layout is not known to this release.
+    """
+    if record.kind is Kind.CHECKPOINT:
+        body = checkpoint_of(thread, record)
+        return [body.skeleton, body.metadata, *(v.value for v in body.values)]
+    if record.kind is Kind.WRITES:
+        return [w.value for b in writes_of(thread, record).batches for w in b.writes]
+    if record.kind is Kind.EFFECT:
+        effect = effect_of(thread, record)
+        parts = (effect.arguments, effect.result, effect.receipt, effect.evidence)
+        return [t for t in parts if t is not None]
+    return []
 
 
 def walk_checkpoints(

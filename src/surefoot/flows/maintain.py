@@ -7,29 +7,38 @@ from dataclasses import dataclass, replace
 
 from surefoot.errors import Busy, Misuse, RollbackDetected, TamperDetected
 from surefoot.flows import journal
-from surefoot.flows.acquire import checkpoint_of, effect_of, held, seize
+from surefoot.flows.acquire import checkpoint_of, held, seize
 from surefoot.flows.chain import Chain
-from surefoot.flows.find import Found, walk_checkpoints, writes_of
+from surefoot.flows.find import Found, values_of, walk_checkpoints, writes_of
 from surefoot.flows.load import load_metadata, loader_for
 from surefoot.flows.values import Loader
 from surefoot.flows.views import has_moved, viewing
-from surefoot.ports import ChunkRow, Kept, Ports, Serializer
+from surefoot.ports import ChunkRow, HeadRow, Kept, Ports, Serializer
 from surefoot.rules.bodies import (
     BODY_SCHEMAS,
     CheckpointBody,
     Chunks,
     KeptFrame,
+    KeyChangeBody,
     ProvenanceBody,
     PruneBody,
     Row,
     TombstoneBody,
     Typed,
 )
+from surefoot.rules.chain import KeyLimits
 from surefoot.rules.envelope import Kind, Record, RecordHead, hash8
 from surefoot.rules.retention import CheckpointFacts, decide_cuts, decide_kept, decide_latest
 from surefoot.session import Session
 
-__all__ = ["copy_thread", "delete_runs", "delete_thread", "prune_thread"]
+__all__ = [
+    "collect_beside",
+    "copy_thread",
+    "delete_runs",
+    "delete_thread",
+    "prune_thread",
+    "retire_key",
+]
 
 _NO_SUBJECT = bytes(16)
 
@@ -123,12 +132,15 @@ def _collect(
         if len(kept) == len(facts):
             # Nothing new to drop, but an earlier prune may have died before it collected.
             if plan.pruned_at:
-                ports.store.collect(chain.row.key, plan.kept_below(plan.pruned_at))
+                ports.store.collect(chain.row.key, plan.kept_below(plan.pruned_at, chain.row.head))
             return
         body = PruneBody(plan.frames, reason, plan.hidden, decide_cuts(facts, kept)).pack()
         journal.append(ports, session, [Record(Kind.PRUNE, BODY_SCHEMAS["P"], _NO_SUBJECT, body)])
-        journal.publish(ports, session, free=True, clean=True)
-        ports.store.collect(chain.row.key, plan.kept_below(session.head.seq))
+        journal.publish(ports, session)
+        # Under the lease, and only if nobody has written since: whoever writes next may store
+        # values that this plan does not know.
+        head = session.stored_head or chain.row.head
+        ports.store.collect(chain.row.key, plan.kept_below(session.head.seq, head))
 
 
 def _facts(loader: Loader, found: Found) -> CheckpointFacts:
@@ -153,14 +165,29 @@ class _Plan:
     logs: dict[int, int]
     pruned_at: int = 0
 
-    def kept_below(self, seq: int) -> Kept:
+    def kept_below(self, seq: int, head: HeadRow) -> Kept:
         """What a published prune record at ``seq`` permits to delete (P6): all else below it."""
         return Kept(
+            head=head,
             frames=[(k.last_seq, k.epoch) for k in self.frames],
             above_seq=seq - 1,
             values=sorted(self.values),
             logs=self.logs,
         )
+
+
+_ABOUT_CHECKPOINTS = frozenset({Kind.CHECKPOINT, Kind.WRITES})
+
+
+def _place_of(thread: str, record: RecordHead) -> tuple[str, str] | None:
+    """Namespace and id of the checkpoint that a record makes or writes on."""
+    if record.kind is Kind.CHECKPOINT:
+        body = checkpoint_of(thread, record)
+        return body.namespace, body.checkpoint_id
+    if record.kind is Kind.WRITES:
+        writes = writes_of(thread, record)
+        return writes.namespace, writes.checkpoint_id
+    return None
 
 
 def _plan(chain: Chain, kept: Collection[tuple[str, str]]) -> _Plan:
@@ -173,34 +200,42 @@ def _plan(chain: Chain, kept: Collection[tuple[str, str]]) -> _Plan:
     for record in chain.walk():
         key = chain.frame_key(record)
         tops.setdefault(key, record)
-        needed: Iterable[Typed] | None = None
-        if record.kind is Kind.CHECKPOINT:
-            body = checkpoint_of(thread, record)
-            if (body.namespace, body.checkpoint_id) in kept:
-                needed = [body.skeleton, body.metadata, *(v.value for v in body.values)]
-            else:
-                hidden.append((key, record.link.seq))
-        elif record.kind is Kind.WRITES:
-            writes = writes_of(thread, record)
-            if (writes.namespace, writes.checkpoint_id) in kept:
-                needed = [w.value for b in writes.batches for w in b.writes]
-            else:
-                hidden.append((key, record.link.seq))
-        elif record.kind is Kind.EFFECT:
-            effect = effect_of(thread, record)
-            parts = (effect.arguments, effect.result, effect.receipt, effect.evidence)
-            needed = [t for t in parts if t is not None]
-        elif record.kind is Kind.PRUNE:
+        if record.kind is Kind.PRUNE:
             plan.pruned_at = max(plan.pruned_at, record.link.seq)
-        elif record.kind in (Kind.FORK, Kind.DECISION, Kind.ANCHORS):
-            needed = []
-        if needed is not None:
+        elif _place_of(thread, record) in kept or record.kind not in _ABOUT_CHECKPOINTS:
             top = tops[key]
             frames[key] = KeptFrame(*key, top.link.seq, top.link.digest)
-            _note(plan, needed)
+            _note(plan, values_of(thread, record))
+        else:
+            hidden.append((key, record.link.seq))
     plan.frames = tuple(sorted(frames.values(), key=lambda k: -k.link_seq))
     plan.hidden = tuple(seq for key, seq in hidden if key in frames)
     return plan
+
+
+def collect_beside(ports: Ports, session: Session, chain: Chain) -> None:
+    """Deletes what does not belong to a chain, after an ordered restore was published (P6).
+
+    Records that do not verify would be met again by every reader otherwise.
+    """
+    if session.stored_head is None:
+        return
+    thread = chain.identity.thread
+    plan = _Plan((), (), set(), {})
+    frames: set[tuple[int, int]] = set()
+    for record in chain.walk(tail=False):
+        frames.add(chain.frame_key(record))
+        _note(plan, values_of(thread, record))
+    ports.store.collect(
+        chain.row.key,
+        Kept(
+            head=session.stored_head,
+            frames=sorted(frames),
+            above_seq=session.head.seq,
+            values=sorted(plan.values),
+            logs=plan.logs,
+        ),
+    )
 
 
 def _note(plan: _Plan, needed: Iterable[Typed]) -> None:
@@ -210,6 +245,52 @@ def _note(plan: _Plan, needed: Iterable[Typed]) -> None:
         elif isinstance(typed.ref, Chunks):
             for segment in typed.ref.segments:
                 plan.logs[segment.log_id] = max(plan.logs.get(segment.log_id, 0), segment.count)
+
+
+# --- keys --------------------------------------------------------------------------------------
+
+
+def retire_key(ports: Ports, thread: str, key_id: str, *, compromised: bool) -> bool:
+    """Says in a thread up to where a key counts, with a record that another key seals.
+
+    Args:
+        ports: Stores; the ring still holds the key, and it is not the primary any more.
+        thread: Id of the thread.
+        key_id: The key to be retired.
+        compromised: Others may know it: unpublished records are not adopted, because anybody
+            could have written them. What may have been sent is told by B's intents.
+
+    Returns:
+        False when nothing in the thread is sealed with it beyond what is said already.
+
+    Raises:
+        Misuse: It is the primary.
+        Busy: A live worker holds the thread.
+    """
+    if ports.seals.primary() == key_id:
+        raise Misuse(field="key_id", reason=f"{key_id!r} is the primary; rotate first")
+    if not viewing(ports, thread, lambda chain: _needs_limit(chain, key_id, tail=not compromised)):
+        return False
+    with held(ports, thread, tail=not compromised) as (session, chain):
+        if chain is None:
+            return False
+        body = KeyChangeBody(key_id, session.head.seq, compromised)
+        record = Record(Kind.KEY_CHANGE, BODY_SCHEMAS["K"], body.subject(), body.pack())
+        journal.append(ports, session, [record])
+        journal.publish(ports, session, free=True, clean=True)
+    return True
+
+
+def _needs_limit(chain: Chain | None, key_id: str, *, tail: bool) -> bool:
+    """True when a record is sealed with the key, and no record above says that it counts."""
+    if chain is None:
+        return False
+    limits = KeyLimits()
+    for record in chain.walk(tail=tail, bodies=False):
+        limits.learn(record)
+        if chain.key_id(record) == key_id and not limits.covers(key_id, record.link.seq):
+            return True
+    return False
 
 
 # --- copy --------------------------------------------------------------------------------------
@@ -280,7 +361,7 @@ def _copy_records(
             runs = [run_id] if isinstance(run_id, str) and run_id not in session.runs_noted else []
             packed = body.pack()
             if body.namespace == "":
-                session.step = body.step
+                session.step = max(session.step, body.step)
         else:
             writes = writes_of(chain.identity.thread, record)
             typed = [w.value for b in writes.batches for w in b.writes]
@@ -313,7 +394,8 @@ def _rebased(body: CheckpointBody, record: RecordHead, moved: dict[int, int]) ->
     of = body.extra.get("of")
     if of is not None:
         body = replace(body, extra={**body.extra, "of": moved.get(of, of)})
-    return replace(body, folds=())
+    extra = {k: v for k, v in body.extra.items() if k != "horizon"}  # its slots are new ones
+    return replace(body, folds=(), extra=extra)
 
 
 def _rows(loader: Loader, typed: Iterable[Typed], done: set[bytes]) -> list[tuple[bytes, bytes]]:

@@ -19,7 +19,7 @@ from surefoot.flows import journal
 from surefoot.flows.acquire import known_of
 from surefoot.flows.chain import Chain
 from surefoot.flows.find import Found, bodies_of, find_checkpoint
-from surefoot.flows.values import Loader, Writer
+from surefoot.flows.values import Loader, Writer, writer_for
 from surefoot.ports import Ports, Serializer
 from surefoot.rules.bodies import (
     BODY_SCHEMAS,
@@ -34,7 +34,7 @@ from surefoot.rules.bodies import (
 from surefoot.rules.envelope import Kind, Link, Record, RecordHead, checkpoint_subject, hash8
 from surefoot.rules.joins import decide_join, is_join
 from surefoot.rules.rest import decide_at_rest
-from surefoot.session import Pending, Session
+from surefoot.session import NO_HORIZON, Pending, Session
 
 __all__ = [
     "CheckpointSave",
@@ -103,13 +103,6 @@ class WritesSave:
     replaces: bool
 
 
-def _writer(ports: Ports, serde: Serializer) -> Writer:
-    limits = ports.limits
-    return Writer(
-        serde, limits.inline_value_bytes, limits.list_chunk_min_items, limits.list_segments_max
-    )
-
-
 # --- pending writes ----------------------------------------------------------------------------
 
 
@@ -126,7 +119,7 @@ def enqueue(ports: Ports, session: Session, serde: Serializer, save: WritesSave)
         SaveFailed: An earlier save of this run failed.
     """
     session.check()
-    writer = _writer(ports, serde)
+    writer = writer_for(ports, serde)
     try:
         writes = tuple(
             Write(idx, channel, writer.value(value, channel=channel))
@@ -285,7 +278,7 @@ def _store(
     checkpoint_id = str(save.checkpoint["id"])
     place = (save.namespace, checkpoint_id)
     subject = checkpoint_subject(*place)
-    writer = _writer(ports, serde)
+    writer = writer_for(ports, serde)
     body, refs = _checkpoint_body(ports, session, serde, writer, save)
     root = _root_of(save)
     if root is not None and ("", root) not in session.known:
@@ -327,7 +320,9 @@ def _publish(
         save.checkpoint.get("channel_versions", {}).keys(),
     )
     if is_root:
-        session.step = body.step
+        # The highest, not the last: after time travel the steps of the other branch count as well
+        # when a restore has to know how far the lost history went (E6).
+        session.step = max(session.step, body.step)
         session.writes_through = False
     with session.queue_lock:
         idle = not session.queue and not session.running
@@ -395,6 +390,8 @@ def _checkpoint_body(
         # The graph went on without them. They cannot be called again from this branch, so
         # their intents leave B; the sealed record keeps them for whoever looks for doubts.
         extra["left_open"] = left_open
+    if session.horizon is not None and session.horizon > NO_HORIZON:
+        extra["horizon"] = session.horizon
     body = CheckpointBody(
         namespace=save.namespace,
         checkpoint_id=checkpoint_id,

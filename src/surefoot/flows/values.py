@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from surefoot.errors import NotStorable, TamperDetected
-from surefoot.ports import ChunkRow, ContentStore, LogRef, Serializer
+from surefoot.ports import ChunkRow, ContentStore, LogRef, Ports, Serializer
 from surefoot.rules.bodies import (
     BodyError,
     Chunks,
@@ -29,7 +29,7 @@ from surefoot.rules.bodies import (
 )
 from surefoot.session import ListChunk, ListState, Session
 
-__all__ = ["ListCodec", "Loader", "Writer", "plan_list"]
+__all__ = ["ListCodec", "Loader", "Writer", "plan_list", "writer_for"]
 
 _CHUNK_ITEMS_MAX = 64
 _ZERO = bytes(32)
@@ -109,6 +109,14 @@ class Writer:
         except NotStorable as error:
             raise NotStorable(**{**error.fields, "channel": channel}) from None
         return items
+
+
+def writer_for(ports: Ports, serde: Serializer) -> Writer:
+    """A writer within the limits of this saver."""
+    limits = ports.limits
+    return Writer(
+        serde, limits.inline_value_bytes, limits.list_chunk_min_items, limits.list_segments_max
+    )
 
 
 def _chunks_ref(state: ListState) -> Chunks:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from surefoot.errors import Closed, MarkCorrupt, Misuse
-from surefoot.ports import Lease, Mark, Publish
+from surefoot.ports import Admission, Lease, Mark, Publish
 
 __all__ = ["REPEATABLE", "WRITES", "SqlHighWater", "decode_mark", "missing_facts"]
 
 #: Statements that change a mark.
-WRITES = frozenset({"create", "acquire", "publish", "renew"})
+WRITES = frozenset({"create", "acquire", "admit", "publish", "renew"})
 
 #: Statements that may be sent again when the answer was lost: to repeat them changes nothing.
 REPEATABLE = frozenset({"read", "marks", "renew", "durability", "identity", "shape"})
@@ -128,6 +128,17 @@ def _check_lease(lease: Lease) -> None:
     _check_range("Lease.ttl_ms", lease.ttl_ms, 1, _TTL_MAX_MS)
 
 
+def _check_admission(admission: Admission) -> None:
+    """Refuses what no mark may be from the start."""
+    _check_lease(admission.lease)
+    _check_range("Admission.incarnation", admission.incarnation, 1)
+    _check_range("Admission.seq", admission.seq, 1)
+    _check_range("Admission.epoch", admission.epoch, 1)
+    _check_range("Admission.step", admission.step, -_NUMBER_MAX)
+    if len(admission.digest) != _DIGEST_BYTES:
+        raise Misuse(field="Admission.digest", reason="must have 32 bytes")
+
+
 def _check_publish(publish: Publish) -> None:
     """Refuses what no mark may become: lower, another digest at the same height, malformed."""
     _check_range("Publish.epoch", publish.epoch, 0)
@@ -232,6 +243,29 @@ class SqlHighWater(ABC):
             "over_epoch": over_epoch,
         }
         return self._run("acquire", params, lambda rows: _at_most_one(rows, thread), thread=thread)
+
+    def admit(self, tenant: str, thread: str, admission: Admission) -> Mark | None:
+        """Creates a mark that was lost, tainted and with the lease taken.
+
+        Returns:
+            The mark, or None when one exists; then nothing has changed.
+
+        Raises:
+            Misuse: No mark may be like that.
+            OutcomeUnknown: The answer was lost; read the mark again.
+        """
+        _check_admission(admission)
+        params = {
+            **self._ids(tenant, thread),
+            "incarnation": admission.incarnation,
+            "seq": admission.seq,
+            "digest": bytes(admission.digest),
+            "epoch": admission.epoch,
+            "step": admission.step,
+            "owner": encode_text(admission.lease.owner),
+            "ttl_ms": admission.lease.ttl_ms,
+        }
+        return self._run("admit", params, lambda rows: _at_most_one(rows, thread), thread=thread)
 
     def publish(self, tenant: str, thread: str, publish: Publish) -> bool:
         """Compare-and-set on (epoch, seq, digest): the commit point (P4).

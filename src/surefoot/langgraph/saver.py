@@ -24,6 +24,7 @@ from collections.abc import (
     Set,
 )
 from concurrent.futures import Future
+from datetime import timedelta
 from itertools import dropwhile, islice
 from typing import Any, TypeAlias, TypeVar
 
@@ -43,10 +44,12 @@ from psycopg_pool import ConnectionPool
 from surefoot.assembly import Core, open_core
 from surefoot.config import DEFAULT_CREDENTIAL_NAMES, Limits, ResumePolicy
 from surefoot.errors import Misconfigured, Misuse, RollbackDetected, TamperDetected
-from surefoot.flows import load, maintain, save
+from surefoot.flows import audit, load, maintain, orders, save
 from surefoot.flows.acquire import held
+from surefoot.flows.audit import ThreadReport
 from surefoot.flows.chain import Chain
 from surefoot.flows.find import Found, walk_checkpoints
+from surefoot.flows.orders import Done
 from surefoot.flows.views import FIRST_PAGE_FRAMES, all_threads, has_moved, viewing
 from surefoot.keys import Keyring
 from surefoot.langgraph import host
@@ -54,8 +57,10 @@ from surefoot.langgraph.host import Target, caller, checkpoint_id_of, run_of, ta
 from surefoot.langgraph.serde import StrictSerializer
 from surefoot.ports import HighWater
 from surefoot.rules.credentials import decide_credential
+from surefoot.rules.decisions import Decision, SignedDecision
 from surefoot.rules.envelope import Kind, hash8
 from surefoot.session import RunHandle, Session
+from surefoot.signing import Reviewers
 
 __all__ = ["SurefootSaver"]
 
@@ -112,6 +117,8 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         limits: Bounds of time and memory.
         schema: Postgres schema of the tables; by default ``public``.
         tenant: Name that is part of every identity; threads of different tenants never meet.
+        reviewers: Public keys of those whose signed decisions are carried out; by default from
+            ``SUREFOOT_REVIEWERS``, and nobody's when that is not set.
         serde: Serialiser; by default a strict msgpack one. Called on verified bytes only.
         allowed_types: Further types that a load may build, beside models, data classes,
             enumerations and named tuples (docs/adr/0007).
@@ -132,12 +139,15 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         limits: Limits | None = None,
         schema: str | None = None,
         tenant: str = "default",
+        reviewers: Reviewers | None = None,
         serde: StrictSerializer | None = None,
         allowed_types: Collection[type | tuple[str, str]] = (),
         credential_names: Collection[str] = DEFAULT_CREDENTIAL_NAMES,
     ) -> None:
         _check_settings(tenant, serde, credential_names)
-        _check_types(highwater=highwater, keys=keys, policy=policy, limits=limits)
+        _check_types(
+            highwater=highwater, keys=keys, policy=policy, limits=limits, reviewers=reviewers
+        )
         super().__init__(serde=serde or StrictSerializer(allowed_types=allowed_types))
         self.core: Core = open_core(
             conn,
@@ -147,6 +157,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             limits=limits,
             schema=schema,
             tenant=tenant,
+            reviewers=reviewers,
         )
         self._credential_names = tuple(credential_names)
         self._warned_keys: set[str] = set()
@@ -802,6 +813,119 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         """Async twin of `prune`."""
         await self.core.offload.run(self.prune, thread_ids, strategy=strategy)
 
+    # --- operators ------------------------------------------------------------------------------
+
+    def verify(
+        self,
+        thread_id: str | None = None,
+        *,
+        deep: bool = False,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> Iterator[ThreadReport]:
+        """Verifies one thread or all of the tenant's, from the head down to the beginning.
+
+        Never acquires and never alarms in honest use, so it may run beside live workers.
+
+        Args:
+            thread_id: One thread; None means every thread that either store knows.
+            deep: Also fetch, verify and decode every value.
+            progress: Told the thread and how many of its records are done.
+
+        Returns:
+            One report per thread, made as they are asked for; ``report.ok`` is the verdict, and
+            ``report.last_good`` names the record that a restore could go back to.
+
+        Raises:
+            StoreUnavailable: A store did not answer; nothing is known then.
+        """
+        ports, told = self.core.ports, progress or _untold
+        self.core.check_durability()
+        if thread_id is None:
+            return audit.verify_all(ports, self.serde, deep=deep, progress=told)
+        thread = host.thread_id(thread_id, field="thread_id")
+        return iter([audit.verify_thread(ports, self.serde, thread, deep=deep, progress=told)])
+
+    def propose(
+        self,
+        thread_id: str,
+        action: str,
+        *,
+        reason: str,
+        valid_for: timedelta = timedelta(hours=1),
+        **choices: Any,
+    ) -> Decision:
+        """Looks at a thread and makes the document of a decision about it, to be signed.
+
+        Args:
+            thread_id: The thread.
+            action: ``restore``, ``adopt``, ``abort``, ``approve`` (`Decision` explains them).
+            reason: Why; it is kept in the journal.
+            valid_for: How long it may be carried out, from now; at most 31 days.
+            **choices: ``to_seq`` (restore; by default the last record that verifies),
+                ``horizon`` and ``trusted_keys`` (restore, adopt), ``slot``, ``outcome`` and
+                ``result`` (approve).
+
+        Raises:
+            Misuse: A choice is missing or wrong, or there is nothing to decide.
+        """
+        unknown = sorted(choices.keys() - orders.CHOICES)
+        if unknown:
+            raise Misuse(field=unknown[0], reason="is no choice of a decision")
+        return orders.propose(
+            self.core.ports,
+            self.serde,
+            host.thread_id(thread_id, field="thread_id"),
+            action,
+            reason=reason,
+            valid_for=valid_for,
+            choices=choices,
+        )
+
+    def resolve(self, decision: SignedDecision | str | bytes) -> Done:
+        """Carries out a signed decision, once.
+
+        Args:
+            decision: As signed, or its document.
+
+        Raises:
+            Misuse: It is no such document, or the action is not carried out by this release.
+            KeyMissing: It is signed by nobody among the reviewers.
+            DecisionRefused: Its signature does not match, or the thread has moved since.
+            Busy: A live run holds the thread.
+        """
+        signed = (
+            decision if isinstance(decision, SignedDecision) else SignedDecision.parse(decision)
+        )
+        ports = self.core.ports
+        return self.core.direct(
+            signed.decision.thread, caller(), lambda: orders.carry_out(ports, self.serde, signed)
+        )
+
+    def retire_key(self, thread_id: str, key_id: str, *, compromised: bool = False) -> bool:
+        """Says in a thread up to where a sealing key counts; then the ring may retire it.
+
+        Args:
+            thread_id: The thread.
+            key_id: A key that is not the primary any more.
+            compromised: Others may know it, so unpublished records are not adopted.
+
+        Returns:
+            False when the thread needs no such record.
+
+        Raises:
+            Misuse: The key is the primary.
+            Busy: A live run holds the thread.
+        """
+        thread = host.thread_id(thread_id, field="thread_id")
+        work = functools.partial(
+            maintain.retire_key, self.core.ports, thread, key_id, compromised=compromised
+        )
+        return self.core.direct(thread, caller(), work)
+
+    def threads(self) -> Iterator[str]:
+        """Ids of all threads of the tenant that either store knows, deleted ones left out."""
+        return iter(all_threads(self.core.ports))
+
     # --- metadata -------------------------------------------------------------------------------
 
     def _metadata(self, config: RunnableConfig, metadata: CheckpointMetadata) -> dict[str, Any]:
@@ -824,6 +948,10 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
                         key,
                     )
         return merged
+
+
+def _untold(thread: str, done: int) -> None:
+    """Progress that nobody wants to be told."""
 
 
 # --- helpers -----------------------------------------------------------------------------------
@@ -926,13 +1054,16 @@ def _check_settings(tenant: object, serde: object, credential_names: object) -> 
         raise Misconfigured(field="credential_names", reason="must be a collection of texts")
 
 
-def _check_types(*, highwater: object, keys: object, policy: object, limits: object) -> None:
+def _check_types(
+    *, highwater: object, keys: object, policy: object, limits: object, reviewers: object
+) -> None:
     is_marks = isinstance(highwater, str) or hasattr(highwater, "publish")
     for name, value, known, what in (
         ("highwater", highwater, is_marks, "an address or a high-water store"),
         ("keys", keys, hasattr(keys, "seal_key"), "a Keyring"),
         ("policy", policy, isinstance(policy, ResumePolicy), "a ResumePolicy"),
         ("limits", limits, isinstance(limits, Limits), "Limits"),
+        ("reviewers", reviewers, isinstance(reviewers, Reviewers), "Reviewers"),
     ):
         if value is not None and not known:
             raise Misconfigured(field=name, reason=f"must be {what}, not {type(value).__name__}")

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import ormsgpack
 import zstandard
 
+from surefoot.rules.envelope import hash8
+
 __all__ = [
     "BODY_SCHEMAS",
     "Batch",
@@ -21,11 +23,14 @@ __all__ = [
     "ChannelValue",
     "CheckpointBody",
     "Chunks",
+    "DecisionBody",
     "EffectBody",
     "Inline",
     "KeptFrame",
+    "KeyChangeBody",
     "ProvenanceBody",
     "PruneBody",
+    "RestoreBody",
     "Row",
     "Segment",
     "TombstoneBody",
@@ -44,7 +49,17 @@ _COMPRESS_FROM = 160
 _MAX_UNPACKED = 2**31 - 1
 
 #: Schema version written for each body; readers know all versions up to it.
-BODY_SCHEMAS: Mapping[str, int] = {"C": 1, "W": 1, "E": 1, "P": 1, "X": 1, "F": 1}
+BODY_SCHEMAS: Mapping[str, int] = {
+    "C": 1,
+    "W": 1,
+    "E": 1,
+    "P": 1,
+    "X": 1,
+    "F": 1,
+    "R": 1,
+    "D": 1,
+    "K": 1,
+}
 
 
 class BodyError(ValueError):
@@ -519,6 +534,99 @@ class ProvenanceBody:
                 self.source_digest,
             ]
         )
+
+
+# --- R, D, K: restore, decision, key change -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreBody:
+    """Body of an ``R`` record: the chain goes on from an older record (rule E6).
+
+    Attributes:
+        to_seq: Number of the record that is the content from here on; 0 means nothing.
+        to_digest: Its digest; 32 zero bytes when nothing.
+        horizon: Every root step up to it is tainted: what ran there may have been lost, so a
+            missing or open effect may have happened.
+        lost: The mark itself was lost and is made anew (an adoption), not only older content.
+    """
+
+    to_seq: int
+    to_digest: bytes
+    horizon: int
+    lost: bool = False
+
+    def pack(self) -> bytes:
+        """Stored form."""
+        return _pack([self.to_seq, self.to_digest, self.horizon, self.lost])
+
+    @classmethod
+    def unpack(cls, schema: int, stored: bytes) -> RestoreBody:
+        """Reads a verified body.
+
+        Raises:
+            BodyError: The schema is newer than this release, or the layout is wrong.
+        """
+        raw = _checked(schema, "R", stored)
+        try:
+            to_seq, to_digest, horizon, lost = raw
+            if not (
+                isinstance(to_seq, int)
+                and isinstance(horizon, int)
+                and isinstance(to_digest, bytes)
+                and len(to_digest) == 32
+                and to_seq >= 0
+            ):
+                raise TypeError("fields of wrong types")
+            return cls(to_seq, to_digest, horizon, bool(lost))
+        except (TypeError, ValueError) as error:
+            raise _layout("R", error) from None
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionBody:
+    """Body of a ``D`` record: a decision that was carried out, as it was signed."""
+
+    document: bytes
+
+    def pack(self) -> bytes:
+        """Stored form."""
+        return _pack([self.document])
+
+    @classmethod
+    def unpack(cls, schema: int, stored: bytes) -> DecisionBody:
+        """Reads a verified body.
+
+        Raises:
+            BodyError: The schema is newer than this release, or the layout is wrong.
+        """
+        raw = _checked(schema, "D", stored)
+        if not (isinstance(raw, list) and len(raw) == 1 and isinstance(raw[0], bytes)):
+            raise BodyError("a D body of unknown layout")
+        return cls(raw[0])
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChangeBody:
+    """Body of a ``K`` record: what a key sealed counts up to a seq, and not beyond.
+
+    Attributes:
+        key_id: The key that is retired.
+        valid_up_to: The last seq of this thread that it may have sealed.
+        compromised: Its secret may be known to others; unpublished records were not adopted.
+    """
+
+    key_id: str
+    valid_up_to: int
+    compromised: bool
+
+    def pack(self) -> bytes:
+        """Stored form."""
+        return _pack([_text(self.key_id), self.valid_up_to, self.compromised])
+
+    def subject(self) -> bytes:
+        """The record's subject, so that walks without bodies know it: key (8), seq (8)."""
+        return hash8(self.key_id) + self.valid_up_to.to_bytes(8, "big")
 
 
 def _need(typed: Typed | None) -> Typed:

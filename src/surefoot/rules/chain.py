@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from surefoot.rules.envelope import Frame, Kind, Link, RecordHead
+from surefoot.rules.envelope import Frame, Kind, Link, RecordHead, hash8
 
-__all__ = ["ADOPTED_KINDS", "decide_tail"]
+__all__ = ["ADOPTED_KINDS", "KeyLimits", "decide_tail"]
 
 #: Kinds that may be adopted although they were never published; a checkpoint never is.
 ADOPTED_KINDS = frozenset({Kind.WRITES, Kind.EFFECT})
@@ -38,3 +38,28 @@ def decide_tail(head: Link, frames: Iterable[Frame]) -> Sequence[RecordHead]:
             return tail
         tail.append(following)
         at = following.link
+
+
+class KeyLimits:
+    """Up to which seq each retired key counts, from the ``K`` records met on the way down.
+
+    A ``K`` record is sealed by another key and linked into the chain, so everything below it is
+    fixed by its digest, whoever else may know the retired key by now.
+    """
+
+    __slots__ = ("_valid_up_to",)
+
+    def __init__(self) -> None:
+        self._valid_up_to: dict[bytes, int] = {}
+
+    def learn(self, record: RecordHead) -> None:
+        """Notes a record of the chain, newest first; only a verified one may come here."""
+        if record.kind is Kind.KEY_CHANGE:
+            limit = int.from_bytes(record.subject[8:], "big")
+            limit = min(limit, record.link.seq - 1)
+            held = self._valid_up_to.get(record.subject[:8])
+            self._valid_up_to[record.subject[:8]] = limit if held is None else max(held, limit)
+
+    def covers(self, key_id: str, seq: int) -> bool:
+        """True when a record vouches for what this key sealed at this seq."""
+        return seq <= self._valid_up_to.get(hash8(key_id), -1)

@@ -396,9 +396,9 @@ class PostgresContentStore:
         """Stores a transaction if the head row is as expected (step P3); see the port."""
         return self._write("append", lambda run: records.append_whole(run, append))
 
-    def collect(self, key: int, kept: Kept) -> None:
+    def collect(self, key: int, kept: Kept) -> bool:
         """Deletes what a published record permits to delete, in one statement (step P6)."""
-        self._write("collect", lambda run: records.collect(run, key, kept))
+        return self._write("collect", lambda run: records.collect(run, key, kept))
 
     def delete_thread(self, key: int) -> None:
         """Deletes all rows of a thread, in one statement (step P6)."""

@@ -44,6 +44,7 @@ __all__ = [
     "delete_values",
     "find_checkpoint",
     "insert_frame",
+    "is_head",
     "move_head",
     "read_durability",
     "read_frames",
@@ -241,9 +242,7 @@ def _gate_parameters(append: Append) -> dict[str, Param]:
     params: dict[str, Param] = {
         "tenant": append.tenant,
         "thread": append.thread,
-        "head_seq": append.head.seq,
-        "head_epoch": append.head.epoch,
-        "head_digest": append.head.digest,
+        **_head_parameters(append.head),
     }
     if append.expected is None:
         params["incarnation"] = append.incarnation
@@ -301,16 +300,27 @@ def append_whole(run: Run, append: Append) -> int | None:
 # --- deleting ----------------------------------------------------------------------------------
 
 
-def collect(run: Run, key: int, kept: Kept) -> None:
-    """Deletes everything that is not kept, in one statement."""
-    run(
+def is_head(run: Run, key: int, head: HeadRow) -> bool:
+    """True when a thread's head row is this one."""
+    return bool(run("is_head", key=key, **_head_parameters(head)))
+
+
+def _head_parameters(head: HeadRow) -> dict[str, Param]:
+    return {"head_seq": head.seq, "head_epoch": head.epoch, "head_digest": head.digest}
+
+
+def collect(run: Run, key: int, kept: Kept) -> bool:
+    """Deletes everything that is not kept, in one statement; False when the head row moved."""
+    rows = run(
         "collect",
         key=key,
+        **_head_parameters(kept.head),
         above_seq=kept.above_seq,
         frames=Pairs(kept.frames),
         digests=Blobs(kept.values),
         logs=Pairs(tuple(kept.logs.items())),
     )
+    return bool(rows)
 
 
 def collect_frames(run: Run, key: int, kept: Kept) -> None:

@@ -296,12 +296,15 @@ class SqliteContentStore:
             session.many("insert_run", runs)
         return key
 
-    def collect(self, key: int, kept: Kept) -> None:
+    def collect(self, key: int, kept: Kept) -> bool:
         """Deletes what a published record permits to delete, in one transaction (step P6)."""
         with self._write("collect") as session:
+            if not records.is_head(session, key, kept.head):
+                return False
             records.collect_frames(session, key, kept)
             records.collect_values(session, key, kept)
             records.collect_chunks(session, key, kept)
+            return True
 
     def delete_thread(self, key: int) -> None:
         """Deletes all rows of a thread, in one transaction (step P6)."""

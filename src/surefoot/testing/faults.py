@@ -36,6 +36,7 @@ from typing import IO, Any, TypeVar
 from surefoot.errors import OutcomeUnknown, StoreUnavailable, SurefootError
 from surefoot.langgraph.saver import SurefootSaver
 from surefoot.ports import (
+    Admission,
     Append,
     ContentStore,
     FrameRow,
@@ -73,6 +74,7 @@ WRITES = frozenset(
         "store.delete_thread",
         "marks.create",
         "marks.acquire",
+        "marks.admit",
         "marks.publish",
         "marks.renew",
     }
@@ -330,9 +332,9 @@ class FaultyStore:
         """Delegates."""
         return self._call("append", lambda: self.inner.append(append))
 
-    def collect(self, key: int, kept: Kept) -> None:
+    def collect(self, key: int, kept: Kept) -> bool:
         """Delegates."""
-        self._call("collect", lambda: self.inner.collect(key, kept))
+        return self._call("collect", lambda: self.inner.collect(key, kept))
 
     def delete_thread(self, key: int) -> None:
         """Delegates."""
@@ -396,6 +398,10 @@ class FaultyHighWater:
         return self._call(
             "acquire", lambda: self.inner.acquire(tenant, thread, lease, over_epoch=over_epoch)
         )
+
+    def admit(self, tenant: str, thread: str, admission: Admission) -> Mark | None:
+        """Delegates."""
+        return self._call("admit", lambda: self.inner.admit(tenant, thread, admission))
 
     def publish(self, tenant: str, thread: str, publish: Publish) -> bool:
         """Delegates."""

@@ -26,8 +26,8 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from surefoot.errors import SurefootError
-from surefoot.ports import HighWater, Lease, Mark, Publish
+from surefoot.errors import Misuse, SurefootError
+from surefoot.ports import Admission, HighWater, Lease, Mark, Publish
 
 __all__ = [
     "CheckResult",
@@ -324,6 +324,47 @@ class HighWaterConformance:
         again = _got(store.read(tenant, "t"), "read")
         _expect(_still(again), wanted, "the mark after a second create")
         _expect_lease(again, LONG.ttl_ms, "the lease after a second create")
+
+    def check_admit(self, store: HighWater, tenant: str) -> None:
+        """A lost mark is made anew as ordered: tainted, leased, in its life, above its epochs."""
+        order = Admission(3, 7, _digest("head"), 12, 5, LONG)
+        mark = _got(store.admit(tenant, "t", order), "admit")
+        wanted = replace(
+            _newborn(incarnation=3, epoch=12, owner=LONG.owner, step=5),
+            seq=7,
+            digest=_digest("head"),
+            tainted=True,
+        )
+        _expect(_still(mark), wanted, "the admitted mark")
+        _expect_lease(mark, LONG.ttl_ms, "the lease of an admitted mark")
+        _expect(_still(store.read(tenant, "t")), wanted, "the admitted mark, read back")
+        again = replace(order, incarnation=9, seq=99, epoch=99)
+        _expect(store.admit(tenant, "t", again), None, "a second admission")
+        _expect(store.create(tenant, "t", LONG), None, "a create after an admission")
+        _expect(_still(store.read(tenant, "t")), wanted, "the mark after a second admission")
+        _yes(store.publish(tenant, "t", _next(mark)), "publish on an admitted mark")
+        store.create(tenant, "other", LONG)
+        before = _still(store.read(tenant, "other"))
+        _expect(store.admit(tenant, "other", order), None, "an admission over a mark that is there")
+        _expect(_still(store.read(tenant, "other")), before, "the mark that was there")
+
+    def check_admit_refuses_what_no_mark_may_be(self, store: HighWater, tenant: str) -> None:
+        """Numbers out of range and malformed digests are refused before anything is written."""
+        order = Admission(1, 1, _digest("head"), 1, 0, LONG)
+        wrong = [
+            replace(order, incarnation=0),
+            replace(order, seq=0),
+            replace(order, epoch=0),
+            replace(order, digest=b"short"),
+            replace(order, lease=Lease("w", 0)),
+        ]
+        for admission in wrong:
+            try:
+                store.admit(tenant, "t", admission)
+            except Misuse:
+                continue
+            raise ConformanceFailure(f"admit took {admission}")
+        _expect(store.read(tenant, "t"), None, "read afterwards")
 
     def check_lease_excludes(self, store: HighWater, tenant: str) -> None:
         """While the lease runs nobody acquires, and the attempt changes nothing."""

@@ -133,6 +133,26 @@ RETURNING incarnation, seq, digest, epoch, owner,
   lease_until_ms - (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS lease_left_ms,
   step, state, clean, tainted, resumes, intents;
 
+-- name: admit
+-- R2: the mark of a thread whose mark was lost, under an operator's order: tainted, in the life
+-- and above every epoch of what is stored.
+WITH session AS MATERIALIZED (
+  SELECT set_config('lock_timeout', %(lock_timeout)s, true) AS waits,
+    set_config('synchronous_commit', CASE current_setting('synchronous_commit')
+      WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true) AS commits
+)
+INSERT INTO {schema}surefoot_marks (tenant, thread, incarnation, seq, digest, epoch, owner,
+  lease_until_ms, step, state, clean, tainted, resumes, intents)
+SELECT %(tenant)s, %(thread)s, %(incarnation)s, %(seq)s, %(digest)s, %(epoch)s, %(owner)s,
+  (extract(epoch FROM clock_timestamp()) * 1000)::bigint + %(ttl_ms)s,
+  %(step)s, 'live', false, true, 0, ''::bytea
+FROM session
+WHERE session.waits <> '' AND session.commits IN ('on', 'remote_apply')
+ON CONFLICT (tenant_key, thread_key) DO NOTHING
+RETURNING incarnation, seq, digest, epoch, owner,
+  lease_until_ms - (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS lease_left_ms,
+  step, state, clean, tainted, resumes, intents;
+
 -- name: acquire
 -- P1: lease free on this clock (or its holder proven dead) -> epoch + 1, lease set, clean
 -- cleared, taint and resumes counted. A tombstone starts its next life; frozen stays frozen.

@@ -104,6 +104,19 @@ RETURNING incarnation, seq, digest, epoch, owner,
   lease_until_ms - CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) AS lease_left_ms,
   step, state, clean, tainted, resumes, intents;
 
+-- name: admit
+-- R2: the mark of a thread whose mark was lost, under an operator's order: tainted, in the life
+-- and above every epoch of what is stored.
+INSERT INTO surefoot_marks (tenant, thread, incarnation, seq, digest, epoch, owner, lease_until_ms,
+  step, state, clean, tainted, resumes, intents)
+VALUES (:tenant, :thread, :incarnation, :seq, :digest, :epoch, :owner,
+  CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) + :ttl_ms,
+  :step, 'live', 0, 1, 0, x'')
+ON CONFLICT (tenant, thread) DO NOTHING
+RETURNING incarnation, seq, digest, epoch, owner,
+  lease_until_ms - CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) AS lease_left_ms,
+  step, state, clean, tainted, resumes, intents;
+
 -- name: acquire
 -- P1: lease free on this clock (or its holder proven dead) -> epoch + 1, lease set, clean
 -- cleared, taint and resumes counted. A tombstone starts its next life; frozen stays frozen.

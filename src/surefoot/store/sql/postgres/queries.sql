@@ -154,10 +154,18 @@ SELECT key,
 FROM gate;
 
 -- name: collect
--- Deletes what is not kept (step P6). Frames above `above_seq` are never touched.
-WITH frames AS (
+-- Deletes what is not kept (step P6), if the head row still is the expected one; its lock keeps
+-- writers out until the end. Frames above `above_seq` are never touched. One row if it was.
+WITH gate AS MATERIALIZED (
+    SELECT key FROM {schema}.surefoot_thread
+    WHERE key = %(key)s
+      AND head_seq = %(head_seq)s
+      AND head_epoch = %(head_epoch)s
+      AND head_digest = %(head_digest)s
+    FOR UPDATE
+), frames AS (
     DELETE FROM {schema}.surefoot_frame AS f
-    WHERE f.thread_key = %(key)s
+    WHERE f.thread_key = (SELECT key FROM gate)
       AND f.last_seq <= %(above_seq)s
       AND NOT EXISTS (
           SELECT FROM unnest(%(frames_first)s, %(frames_second)s) AS k (last_seq, epoch)
@@ -165,15 +173,17 @@ WITH frames AS (
       )
 ), stored_values AS (
     DELETE FROM {schema}.surefoot_value AS v
-    WHERE v.thread_key = %(key)s
+    WHERE v.thread_key = (SELECT key FROM gate)
       AND NOT EXISTS (SELECT FROM unnest(%(digests)s) AS k (digest) WHERE k.digest = v.digest)
+), chunks AS (
+    DELETE FROM {schema}.surefoot_chunk AS c
+    WHERE c.thread_key = (SELECT key FROM gate)
+      AND NOT EXISTS (
+          SELECT FROM unnest(%(logs_first)s, %(logs_second)s) AS k (log_id, count)
+          WHERE k.log_id = c.log_id AND c.ordinal < k.count
+      )
 )
-DELETE FROM {schema}.surefoot_chunk AS c
-WHERE c.thread_key = %(key)s
-  AND NOT EXISTS (
-      SELECT FROM unnest(%(logs_first)s, %(logs_second)s) AS k (log_id, count)
-      WHERE k.log_id = c.log_id AND c.ordinal < k.count
-  );
+SELECT key FROM gate;
 
 -- name: delete_thread
 -- Deletes all rows of a thread.

@@ -118,6 +118,13 @@ INSERT INTO surefoot_chunk (thread_key, log_id, ordinal, body) VALUES (?, ?, ?, 
 -- Stores that a run has written to a thread; a known pair is left alone.
 INSERT INTO surefoot_run (thread_key, run_digest) VALUES (?, ?) ON CONFLICT DO NOTHING;
 
+-- name: is_head
+-- Gate of a collection: one row if the head row still is the expected one. Inside a transaction
+-- that has begun with the write lock.
+SELECT 1 FROM surefoot_thread
+WHERE key = :key
+  AND head_seq = :head_seq AND head_epoch = :head_epoch AND head_digest = :head_digest;
+
 -- name: collect_frames
 -- Deletes frames that are not kept (step P6), never one above `above_seq`.
 DELETE FROM surefoot_frame

@@ -1,0 +1,307 @@
+"""Verifying whole threads and databases, and finding what could be gone back to.
+
+A thread is walked like any reader would walk it (`surefoot.flows.views`): an alarm is one only
+if B has not moved meanwhile. Only after an alarm, every row is looked at on its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from surefoot.errors import (
+    Busy,
+    KeyMissing,
+    NotLoadable,
+    Refused,
+    RollbackDetected,
+    SurefootError,
+    TamperDetected,
+)
+from surefoot.flows.acquire import corrupt, prune_of, restore_of
+from surefoot.flows.chain import Chain
+from surefoot.flows.find import values_of, walk_checkpoints
+from surefoot.flows.values import Loader
+from surefoot.flows.views import FIRST_PAGE_FRAMES, all_threads, viewing
+from surefoot.ports import Ports, Serializer
+from surefoot.rules.bodies import BodyError, DecisionBody, Typed
+from surefoot.rules.envelope import Identity, Kind, Link, RecordHead
+
+__all__ = ["Problem", "ThreadReport", "last_good", "lenient", "verify_all", "verify_thread"]
+
+_BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that does not verify.
+
+    Attributes:
+        code: Stable code of the error that a resume would raise.
+        text: For people; no stored value is in it.
+        seq: Of the record, when it is about one.
+    """
+
+    code: str
+    text: str
+    seq: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadReport:
+    """What a verification saw of one thread.
+
+    Attributes:
+        thread: Id of the thread.
+        state: ``live``, ``frozen``, ``tombstone``, ``admitted`` (nothing published yet) or
+            ``unwitnessed`` (in the database only).
+        seq: The published head.
+        records: Number of verified records on the chain, by kind.
+        values: Number of values that were checked (``deep`` only).
+        beside: Verified records that are stored beside the chain: left by crashed workers.
+        unloadable: Values that verify, but that this process cannot build (``deep`` only).
+        problems: Everything that does not verify.
+        last_good: Number of the last record from which everything below verifies; only looked
+            for when there are problems.
+    """
+
+    thread: str
+    state: str
+    seq: int
+    records: Mapping[str, int] = field(default_factory=dict)
+    values: int = 0
+    beside: int = 0
+    unloadable: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    last_good: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True when everything that was looked at verifies."""
+        return not self.problems
+
+
+Progress = Callable[[str, int], None]
+
+
+def _silent(thread: str, done: int) -> None:
+    """No progress is wanted."""
+
+
+def verify_all(
+    ports: Ports, serde: Serializer, *, deep: bool = False, progress: Progress = _silent
+) -> Iterator[ThreadReport]:
+    """Verifies every thread of the tenant that either store knows.
+
+    Args:
+        ports: Stores.
+        serde: Serialiser, for ``deep``.
+        deep: Also fetch, verify and decode every value.
+        progress: Told the thread and the number of its records that are done.
+    """
+    for thread in all_threads(ports):
+        yield verify_thread(ports, serde, thread, deep=deep, progress=progress)
+
+
+def verify_thread(
+    ports: Ports,
+    serde: Serializer,
+    thread: str,
+    *,
+    deep: bool = False,
+    progress: Progress = _silent,
+) -> ThreadReport:
+    """Verifies one thread from its head down to its beginning.
+
+    Raises:
+        StoreUnavailable: A store did not answer; nothing is known then.
+    """
+    mark = ports.marks.read(ports.tenant, thread)
+    seq = 0 if mark is None else mark.seq
+    state = "unwitnessed" if mark is None else mark.state
+    if mark is not None and state == "live" and seq == 0:
+        state = "admitted"
+    try:
+        return viewing(
+            ports,
+            thread,
+            lambda c: _walked(ports, serde, c, thread, state, deep=deep, progress=progress),
+        )
+    except Refused as error:
+        incarnation = None if mark is None else mark.incarnation
+        problems = _problems(ports, thread, incarnation, error)
+        good = None
+        if mark is not None:
+            good = last_good(ports, serde, thread, mark.incarnation, below=seq)
+        return ThreadReport(
+            thread, state, seq, problems=problems, last_good=None if good is None else good.seq
+        )
+
+
+def _walked(
+    ports: Ports,
+    serde: Serializer,
+    chain: Chain | None,
+    thread: str,
+    state: str,
+    *,
+    deep: bool,
+    progress: Progress,
+) -> ThreadReport:
+    if chain is None:
+        return ThreadReport(thread, state, 0)
+    counts: Counter[str] = Counter()
+    waiting: list[Typed] = []
+    values, done = 0, 0
+    unloadable: set[str] = set()
+    loader = Loader(thread, ports.store, chain.row.key, serde)
+    for record in chain.walk():
+        counts[chr(record.kind)] += 1
+        found = values_of(thread, record)
+        _check_small(thread, record)
+        done += 1
+        if deep:
+            waiting += found
+            values += len(found)
+            if len(waiting) >= _BATCH:
+                _load_all(loader, waiting, unloadable)
+                loader = Loader(thread, ports.store, chain.row.key, serde)  # bounds memory
+                waiting = []
+        if done % _BATCH == 0:
+            progress(thread, done)
+    _load_all(loader, waiting, unloadable)
+    progress(thread, done)
+    return ThreadReport(
+        thread,
+        state,
+        chain.head.seq,
+        records=dict(sorted(counts.items())),
+        values=values,
+        beside=chain.beyond() - len(chain.tail()),
+        unloadable=tuple(sorted(unloadable)),
+    )
+
+
+def _check_small(thread: str, record: RecordHead) -> None:
+    """Reads the bodies that name no values."""
+    if record.kind is Kind.PRUNE:
+        prune_of(thread, record)
+    elif record.kind is Kind.RESTORE:
+        restore_of(thread, record)
+    elif record.kind is Kind.DECISION:
+        try:
+            DecisionBody.unpack(record.schema, record.body or b"")
+        except BodyError as error:
+            raise corrupt(thread, record, error) from None
+
+
+def _load_all(loader: Loader, wanted: Sequence[Typed], unloadable: set[str]) -> None:
+    loader.fetch(wanted)
+    for typed in wanted:
+        try:
+            loader.load(typed)
+        except NotLoadable as error:
+            unloadable.add(error.type_name)
+
+
+def _problems(
+    ports: Ports, thread: str, incarnation: int | None, first: Refused
+) -> tuple[Problem, ...]:
+    """The alarm of the walk, and every single row that does not verify."""
+    found = [_problem(first)]
+    if incarnation is not None:
+        chain = lenient(ports, thread, incarnation, Link(0, bytes(32)))
+        if chain is not None:
+            chain.everything()
+            found += [_problem(error) for error in chain.broken]
+    return tuple({p.text: p for p in found}.values())
+
+
+def _problem(error: SurefootError) -> Problem:
+    seq: Any = error.fields.get("seq")
+    return Problem(error.code, str(error), seq if isinstance(seq, int) else None)
+
+
+# --- what could be gone back to ----------------------------------------------------------------
+
+
+def lenient(
+    ports: Ports, thread: str, incarnation: int, head: Link, vouched: Collection[str] = ()
+) -> Chain | None:
+    """A chain that passes over rows that do not verify; what it names has to all the same."""
+    row, rows = ports.store.read_newest(ports.tenant, thread, limit=FIRST_PAGE_FRAMES)
+    if row is None:
+        return None
+    identity = Identity(ports.tenant, thread, incarnation)
+    return Chain(ports, identity, row, head, rows, lenient=True, vouched=vouched)
+
+
+def last_good(
+    ports: Ports,
+    serde: Serializer,
+    thread: str,
+    incarnation: int,
+    *,
+    below: int | None,
+    vouched: Collection[str] = (),
+) -> Link | None:
+    """The last record from which everything verifies down to the beginning.
+
+    The values of the latest root checkpoint, and of everything above it, have to be there and
+    match as well, or nothing could go on from it.
+
+    Args:
+        ports: Stores.
+        serde: Serialiser; nothing is decoded with it here.
+        thread: Id of the thread.
+        incarnation: Life that the records are sealed for.
+        below: No record above this seq; None means any.
+        vouched: Retired keys whose seals count without a ``K`` record.
+    """
+    chain = lenient(ports, thread, incarnation, Link(0, bytes(32)), vouched)
+    if chain is None:
+        return None
+    bad: set[bytes] = set()
+    for record in chain.everything():
+        if below is not None and record.link.seq > below:
+            continue
+        chain.head = record.link
+        if _reaches_the_beginning(chain, bad) and _is_whole(ports, serde, chain):
+            return record.link
+    return None
+
+
+def _reaches_the_beginning(chain: Chain, bad: set[bytes]) -> bool:
+    """Walks down; remembers what leads nowhere, so that no part is walked twice in vain."""
+    passed: list[bytes] = []
+    try:
+        for record in chain.walk(tail=False):
+            if record.link.digest in bad:
+                break
+            passed.append(record.link.digest)
+        else:
+            return True
+    except (TamperDetected, RollbackDetected, KeyMissing, Busy):
+        pass  # leads nowhere; noted below
+    bad.update(passed)
+    return False
+
+
+def _is_whole(ports: Ports, serde: Serializer, chain: Chain) -> bool:
+    loader = Loader(chain.identity.thread, ports.store, chain.row.key, serde)
+    try:
+        for found in walk_checkpoints(chain):
+            wanted = [
+                *values_of(chain.identity.thread, found.record),
+                *(w.value for b in found.writes for w in b.writes),
+            ]
+            loader.fetch(wanted)
+            for typed in wanted:
+                loader.raw(typed)
+            if found.body.namespace == "":
+                return True
+    except TamperDetected:
+        return False
+    return True
