@@ -20,23 +20,23 @@ OURS, OLD, NEW, LATER, STRANGE = 5, b"old", b"new", b"later", b"strange"
 
 
 @pytest.mark.parametrize(
-    ("mark_epoch", "first", "stored_epoch", "ours"),
+    ("mark_epoch", "first", "stored_epoch", "ours", "parent"),
     [
-        *product((None, 4, 5, 6), (False, True), (None, 3, 4, 5, 6), (False,)),
-        *product((None, 4, 5, 6), (False, True), (5,), (True,)),
+        *product((None, 4, 5, 6), (False, True), (None, 3, 4, 5, 6), (False,), (False, True)),
+        *product((None, 4, 5, 6), (False, True), (5,), (True,), (True,)),
     ],
 )
 def test_every_answer_of_the_gate(
-    mark_epoch: int | None, first: bool, stored_epoch: int | None, ours: bool
+    mark_epoch: int | None, first: bool, stored_epoch: int | None, ours: bool, parent: bool
 ) -> None:
-    then = decide_gate(GateFacts(OURS, mark_epoch, first, stored_epoch, ours))
+    then = decide_gate(GateFacts(OURS, mark_epoch, first, stored_epoch, ours, parent))
     if mark_epoch is None:
         assert then is Then.ROLLBACK
     elif mark_epoch != OURS:
         assert then is Then.FENCED
     elif ours:
         assert then is Then.COMMITTED
-    elif first and stored_epoch in (3, 4):
+    elif first and stored_epoch in (3, 4) and parent:
         assert then is Then.RELOAD
     else:
         assert then is Then.ROLLBACK
@@ -46,20 +46,22 @@ def test_every_answer_of_the_gate(
     ("facts", "then"),
     [
         # An orphan of an earlier epoch moved the head row before our first write.
-        (GateFacts(5, 5, True, 4, False), Then.RELOAD),
+        (GateFacts(5, 5, True, 4, False, True), Then.RELOAD),
+        # The same, but what our record follows is gone: a failover has lost it.
+        (GateFacts(5, 5, True, 4, False, False), Then.ROLLBACK),
         # The same after we have written: nobody may do that.
-        (GateFacts(5, 5, False, 4, False), Then.ROLLBACK),
+        (GateFacts(5, 5, False, 4, False, True), Then.ROLLBACK),
         # The row is gone.
-        (GateFacts(5, 5, True, None, False), Then.ROLLBACK),
+        (GateFacts(5, 5, True, None, False, True), Then.ROLLBACK),
         # A row of our own epoch that is not ours: somebody has edited it.
-        (GateFacts(5, 5, True, 5, False), Then.ROLLBACK),
+        (GateFacts(5, 5, True, 5, False, True), Then.ROLLBACK),
         # A row of a later epoch than the mark knows.
-        (GateFacts(5, 5, True, 6, False), Then.ROLLBACK),
+        (GateFacts(5, 5, True, 6, False, True), Then.ROLLBACK),
         # The reply was lost, the record is there; a fence goes before it.
-        (GateFacts(5, 5, False, 5, True), Then.COMMITTED),
-        (GateFacts(5, 6, False, 5, True), Then.FENCED),
+        (GateFacts(5, 5, False, 5, True, True), Then.COMMITTED),
+        (GateFacts(5, 6, False, 5, True, True), Then.FENCED),
         # A lower epoch in the mark is no way forward either.
-        (GateFacts(5, 4, False, 5, True), Then.FENCED),
+        (GateFacts(5, 4, False, 5, True, True), Then.FENCED),
     ],
 )
 def test_the_gate_case_by_case(facts: GateFacts, then: Then) -> None:

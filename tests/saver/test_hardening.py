@@ -412,6 +412,62 @@ def test_a_late_worker_of_a_deleted_life_stays_outside(backend: Backend) -> None
     assert line(reader, lambda s: {"log": ["n"]}).get_state(at("t")).values["log"] == ["n"]
 
 
+def writes_record() -> Record:
+    return Record(Kind.WRITES, BODY_SCHEMAS["W"], bytes(16), WritesBody("", "cid", ()).pack())
+
+
+def run_out(saver: SurefootSaver) -> None:
+    """Waits until the lease of the thread has run out."""
+    ports = saver.core.ports
+    while (mark := ports.marks.read(ports.tenant, "t")) is None or mark.lease_left_ms > 0:
+        ports.host.pause(1)
+
+
+def test_a_worker_that_loads_after_its_fence_stays_outside(backend: Backend) -> None:
+    """Between acquiring and loading the lease ran out, and another worker wrote."""
+    short = ResumePolicy(lease_ttl_ms=1, handover_grace_ms=5_000)
+    stale, fresh = backend.open_saver(policy=short).core.ports, backend.open_saver().core.ports
+    late, mark = acquire._begin(stale, "t", object())
+    run_out(backend.open_saver())
+    session, _ = acquire.acquire(fresh, "t", object())
+    journal.append(fresh, session, [writes_record()])
+    acquire._load(stale, late, mark)
+    assert late.stored_head is not None
+    assert late.stored_head.epoch == session.epoch > late.epoch
+    with pytest.raises(Fenced):
+        journal.append(stale, late, [writes_record()])
+    journal.append(fresh, session, [writes_record()])
+    journal.publish(fresh, session)
+    assert session.mark.seq == 2
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_nothing_is_stored_behind_a_record_that_a_failover_lost(
+    backend: Backend, lost: bool
+) -> None:
+    """After the takeover A fails over to a standby; without the loss it is an honest orphan."""
+    short = ResumePolicy(lease_ttl_ms=1, handover_grace_ms=5_000)
+    first, second = backend.open_saver(policy=short).core.ports, backend.open_saver().core.ports
+    old, _ = acquire.acquire(first, "t", object())
+    (one,) = journal.append(first, old, [writes_record()])
+    (two,) = journal.append(first, old, [writes_record()])
+    journal.publish(first, old)
+    run_out(backend.open_saver())
+    session, _ = acquire.acquire(second, "t", object())
+    if lost:
+        backend.execute("DELETE FROM surefoot_frame WHERE last_seq = ?", two.seq)
+        backend.execute(
+            "UPDATE surefoot_thread SET head_seq = ?, head_digest = ?", one.seq, one.digest
+        )
+        with pytest.raises(RollbackDetected):
+            journal.append(second, session, [writes_record()])
+        return
+    (orphan,) = journal.append(first, old, [writes_record()])
+    (three,) = journal.append(second, session, [writes_record()])
+    assert orphan.seq == three.seq
+    journal.publish(second, session)
+
+
 # --- leases --------------------------------------------------------------------------------------
 
 

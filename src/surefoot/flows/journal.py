@@ -13,7 +13,8 @@ from surefoot.errors import (
     StoreUnavailable,
     SurefootError,
 )
-from surefoot.ports import Append, ChunkRow, FrameRow, HeadRow, Ports, Publish
+from surefoot.flows.chain import Chain
+from surefoot.ports import Append, ChunkRow, FrameRow, HeadRow, Ports, Publish, ThreadRow
 from surefoot.rules.envelope import Link, Record, SealedFrame, seal_frame
 from surefoot.rules.intents import pack_intents
 from surefoot.rules.publish import GateFacts, PublishFacts, Then, decide_gate, decide_publish
@@ -22,6 +23,7 @@ from surefoot.session import Session
 __all__ = ["append", "publish", "renew"]
 
 _TRIES = 5
+_PARENT_FRAMES = 6
 
 
 def append(
@@ -101,6 +103,11 @@ def _store(ports: Ports, session: Session, request: Append) -> int:
     """Sends one append; reads back what a lost reply did (a lost answer is a third outcome)."""
     lost: OutcomeUnknown | None = None
     for _ in range(_TRIES):
+        expected = request.expected
+        if expected is not None and expected.epoch > session.epoch:
+            # We loaded after a later worker had written. Behind its head row our record would
+            # look to it like an edited database, so the gate must not let it in.
+            raise _not_after(ports, session, request)
         try:
             key = ports.store.append(request)
         except OutcomeUnknown as error:
@@ -108,18 +115,16 @@ def _store(ports: Ports, session: Session, request: Append) -> int:
             key = None
         if key is not None:
             return key
-        then = _after_gate(ports, session, request)
-        if then is Then.COMMITTED:
-            row = ports.store.read_thread(request.tenant, request.thread)
-            if row is not None:
-                return row.key
-        elif then is Then.AGAIN:
+        row = ports.store.read_thread(request.tenant, request.thread)
+        then = _after_gate(ports, session, request, row)
+        if then is Then.COMMITTED and row is not None:
+            return row.key
+        if then is Then.AGAIN:
             continue
-        elif then is Then.RELOAD:
+        if then is Then.RELOAD:
             # An honest orphan of an earlier epoch landed after we loaded; its owner is fenced
-            # by our epoch in B. Re-base on the head row as it is now: the orphan was never
+            # by our epoch in B. Re-base on the head row that was judged: the orphan was never
             # published, never acknowledged, and stays beside the chain.
-            row = ports.store.read_thread(request.tenant, request.thread)
             if row is not None and row.incarnation < request.incarnation:
                 # Written by a worker of an earlier life, whose tombstone is published (P6).
                 ports.store.delete_thread(row.key)
@@ -132,11 +137,12 @@ def _store(ports: Ports, session: Session, request: Append) -> int:
     raise lost or StoreUnavailable(store=ports.store.shown, reason="the gate kept moving")
 
 
-def _after_gate(ports: Ports, session: Session, request: Append) -> Then:
-    row = ports.store.read_thread(request.tenant, request.thread)
+def _after_gate(ports: Ports, session: Session, request: Append, row: ThreadRow | None) -> Then:
     stored = None if row is None else row.head
     if stored == request.expected:
         return Then.AGAIN  # nothing was stored: the reply and the request were both lost
+    # Before B is asked: what the next owner collects is no alarm.
+    parent_stored = session.wrote or _parent_stored(ports, session)
     mark = ports.marks.read(request.tenant, request.thread)
     return decide_gate(
         GateFacts(
@@ -145,8 +151,29 @@ def _after_gate(ports: Ports, session: Session, request: Append) -> Then:
             first_write=not session.wrote,
             stored_epoch=None if stored is None else stored.epoch,
             stored_is_ours=stored == request.head,
+            parent_stored=parent_stored,
         )
     )
+
+
+def _parent_stored(ports: Ports, session: Session) -> bool:
+    """Whether the record that ours follows is stored; read after the head row.
+
+    A failover that comes later moves the head row again, so the gate sees it.
+    """
+    if session.head.seq == 0:
+        return True
+    identity = session.identity
+    row, rows = ports.store.read_newest(identity.tenant, identity.thread, limit=_PARENT_FRAMES)
+    return row is not None and Chain(ports, identity, row, session.head, rows).has_head()
+
+
+def _not_after(ports: Ports, session: Session, request: Append) -> SurefootError:
+    """Why A's head row is of a later epoch: B has given that epoch to another, or it is forged."""
+    mark = ports.marks.read(request.tenant, request.thread)
+    if mark is not None and mark.epoch == session.epoch:
+        return _gate_rollback(ports, session, request)
+    return _fenced(ports, session, "another worker has written since it was acquired")
 
 
 def _fenced(ports: Ports, session: Session, reason: str) -> Fenced:

@@ -30,6 +30,8 @@ class GateFacts:
             epoch may have moved the head row since we loaded.
         stored_epoch: Epoch of A's head row now; None when there is none.
         stored_is_ours: A's head row now is exactly what this append would have made it.
+        parent_stored: The record that the append follows is still stored. A failover may have
+            lost it together with everything after it.
     """
 
     our_epoch: int
@@ -37,14 +39,16 @@ class GateFacts:
     first_write: bool
     stored_epoch: int | None
     stored_is_ours: bool
+    parent_stored: bool
 
 
 def decide_gate(facts: GateFacts) -> Then:
     """Decides step P3 after zero rows.
 
     B's epoch moved: fenced. Our own record is already there (the reply was lost): committed.
-    Before our first write the head row belongs to an earlier epoch: load the tail again and
-    re-base. Everything else is a database that was put back or edited.
+    Before our first write the head row belongs to an earlier epoch, and the record that ours
+    follows is still there: re-base over the orphan. Everything else is a database that was put
+    back or edited.
     """
     if facts.mark_epoch is None:
         return Then.ROLLBACK
@@ -54,6 +58,7 @@ def decide_gate(facts: GateFacts) -> Then:
         return Then.COMMITTED
     if (
         facts.first_write
+        and facts.parent_stored
         and facts.stored_epoch is not None
         and facts.stored_epoch < facts.our_epoch
     ):
