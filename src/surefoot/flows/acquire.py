@@ -45,6 +45,8 @@ __all__ = [
 ]
 
 _POLL_MS = 10
+#: How often a lease is asked for whose answers get lost, each time without an effect.
+_TRIES = 5
 
 
 def acquire(
@@ -130,8 +132,13 @@ def begin(ports: Ports, thread: str, control: object | None) -> tuple[Session, M
 
 
 def _take(ports: Ports, thread: str, lease: Lease) -> Mark:
-    """Takes the lease, creating the mark of a thread that neither store has seen."""
+    """Takes the lease, creating the mark of a thread that neither store has seen.
+
+    Raises:
+        OutcomeUnknown: B loses its answers, and does nothing (its disk is full, say).
+    """
     since_ms = ports.host.monotonic_ms()
+    lost: list[OutcomeUnknown] = []
     over_epoch: int | None = None
     while True:
         mark = _answered(
@@ -139,6 +146,7 @@ def _take(ports: Ports, thread: str, lease: Lease) -> Mark:
             thread,
             lease,
             functools.partial(ports.marks.acquire, over_epoch=over_epoch),
+            lost,
         )
         if mark is not None:
             return mark
@@ -149,7 +157,7 @@ def _take(ports: Ports, thread: str, lease: Lease) -> Mark:
             decision = decide_resume(facts)
             if decision.verdict is Verdict.REFUSE:
                 raise refusal(thread, decision, facts)
-            created = _answered(ports, thread, lease, ports.marks.create)
+            created = _answered(ports, thread, lease, ports.marks.create, lost)
             if created is not None:
                 return created
             continue
@@ -180,15 +188,26 @@ def _take(ports: Ports, thread: str, lease: Lease) -> Mark:
 
 
 def _answered(
-    ports: Ports, thread: str, lease: Lease, ask: Callable[[str, str, Lease], Mark | None]
+    ports: Ports,
+    thread: str,
+    lease: Lease,
+    ask: Callable[[str, str, Lease], Mark | None],
+    lost: list[OutcomeUnknown],
 ) -> Mark | None:
-    """Asks B for the lease; when the answer is lost, the owner's token tells whether we got it."""
+    """Asks B for the lease; when the answer is lost, the owner's token tells whether we got it.
+
+    Raises:
+        OutcomeUnknown: We did not get it, and ``lost`` holds enough lost answers already.
+    """
     try:
         return ask(ports.tenant, thread, lease)
-    except OutcomeUnknown:
+    except OutcomeUnknown as error:
         mark = ports.marks.read(ports.tenant, thread)
         if mark is not None and mark.owner == lease.owner:
             return mark
+        lost.append(error)
+        if len(lost) >= _TRIES:
+            raise
         return None
 
 
