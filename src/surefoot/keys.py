@@ -125,11 +125,15 @@ class Keyring:
                 value, where=f"{variable} is no JSON document of keys, so it names a key file"
             )
         found = default_key_file()
-        if found.exists():
-            return cls.from_file(found)
-        raise KeyMissing(
-            key_id=None, reason=f"{variable} is not set and there is no key file {found}"
-        )
+        try:
+            found.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise KeyMissing(
+                key_id=None, reason=f"{variable} is not set and there is no key file {found}"
+            ) from None
+        except OSError:
+            pass  # a folder that may not be entered: reading the file says so
+        return cls.from_file(found)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Keyring:

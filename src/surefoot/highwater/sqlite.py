@@ -184,7 +184,7 @@ class SqliteHighWater(SqlHighWater):
         try:
             mode = self._path.stat().st_mode
         except FileNotFoundError:
-            if not self._path.parent.is_dir():
+            if _is_absent(self._path.parent):
                 raise self._unavailable("its directory does not exist") from None
             return  # every connection sets and checks WAL and FULL once the file exists
         except OSError as exc:
@@ -200,7 +200,7 @@ class SqliteHighWater(SqlHighWater):
     def server_identity(self) -> str:
         """Text that is equal for two addresses of the same file: its device and inode."""
         self._check_open()
-        if not self._path.exists():
+        if _is_absent(self._path):
             return f"sqlite:{os.path.realpath(self._path)}"
         files = self._run("identity", {}, lambda rows: [row[0] for row in rows], thread=None)
         device, inode = _device_and_inode(Path(files[0]))
@@ -274,7 +274,7 @@ class SqliteHighWater(SqlHighWater):
             return Misuse(field="highwater", reason=text.removeprefix(_GUARD))
         if isinstance(exc, sqlite3.IntegrityError):
             return MarkCorrupt(thread=thread, reason=f"the stored row breaks its rules: {text}")
-        if code == _CANTOPEN and not self._path.exists() and self._path.parent.is_dir():
+        if code == _CANTOPEN and _is_absent(self._path) and not _is_absent(self._path.parent):
             return NotSetUp(where=self.shown, reason="the file does not exist")
         if code in {_BUSY, _LOCKED, _PROTOCOL}:
             return self._unavailable(f"locked for {self._limits.busy_timeout_ms} ms: {text}")
@@ -373,6 +373,17 @@ def _code(exc: sqlite3.Error) -> int | None:
         return code & 0xFF
     text = str(exc).lower()
     return next((number for part, number in _CODES_BY_TEXT if part in text), None)
+
+
+def _is_absent(path: Path) -> bool:
+    """Whether there is no such file; a folder that may not be entered does not tell."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _device_and_inode(path: Path) -> tuple[int, int]:

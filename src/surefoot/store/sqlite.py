@@ -208,7 +208,7 @@ class SqliteContentStore:
             MigrationRefused: The database and this release do not agree.
         """
         steps: Sequence[Migration] = load_migrations(_DIALECT)
-        if verify_only or self._path.exists():
+        if verify_only or not _is_absent(self._path):
             steps = self._read(lambda run: migrate.pending(run, _DIALECT, self.shown))
         if verify_only:
             migrate.refuse_pending(steps, self.shown)
@@ -419,7 +419,7 @@ class SqliteContentStore:
 
     def _translation(self, error: sqlite3.Error, what: str) -> SurefootError:
         name, text = _error_name(error), str(error)
-        if name.startswith("SQLITE_CANTOPEN") and what != "setup" and not self._path.exists():
+        if name.startswith("SQLITE_CANTOPEN") and what != "setup" and _is_absent(self._path):
             return NotSetUp(where=self.shown, reason="the file does not exist")
         if "no such table" in text or "no such column" in text or "has no column" in text:
             return NotSetUp(where=self.shown, reason=text)
@@ -436,6 +436,17 @@ class SqliteContentStore:
                 return StoreUnavailable(store=self.shown, reason=records.FRAME_EXISTS)
             return ChunkTaken(store=self.shown, reason=records.CHUNK_EXISTS)
         return StoreUnavailable(store=self.shown, reason=f"{name}: {text}")
+
+
+def _is_absent(path: Path) -> bool:
+    """Whether there is no such file; a folder that may not be entered does not tell."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _deadline(wait_ms: int) -> float:
