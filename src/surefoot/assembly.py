@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from psycopg_pool import ConnectionPool
 
 from surefoot.config import Limits, ResumePolicy, StoreUrl
+from surefoot.encryption import ThreadCiphers
 from surefoot.errors import Busy, Closed, Fenced, Misconfigured, SurefootError
 from surefoot.flows import journal, save
 from surefoot.flows.acquire import acquire, release
@@ -27,13 +28,13 @@ from surefoot.highwater import PostgresHighWater, SqliteHighWater
 from surefoot.host import LocalHost
 from surefoot.keys import Keyring
 from surefoot.offload import Offload
-from surefoot.ports import ContentStore, HighWater, Ports
+from surefoot.ports import Ciphers, ContentStore, HighWater, Ports
 from surefoot.session import Caller, RunHandle, Session, Sessions
 from surefoot.signing import Reviewers
 from surefoot.store.postgres import PostgresContentStore
 from surefoot.store.sqlite import SqliteContentStore
 
-__all__ = ["Core", "core_of_run", "open_core", "open_highwater", "open_store"]
+__all__ = ["Core", "core_of_run", "open_ciphers", "open_core", "open_highwater", "open_store"]
 
 log = logging.getLogger("surefoot")
 T = TypeVar("T")
@@ -87,6 +88,25 @@ def open_highwater(where: str | HighWater | None, *, limits: Limits) -> HighWate
     return PostgresHighWater(url.target, limits=limits)
 
 
+def open_ciphers(*, encryption: bool | Keyring, keys: Keyring) -> Ciphers | None:
+    """What encrypts: nothing, or AES-256-GCM under the saver's own ring or another one.
+
+    Raises:
+        Misconfigured: It is neither a boolean nor a ring, or ``cryptography`` is missing.
+    """
+    if encryption is False:
+        return None
+    if encryption is True:
+        return ThreadCiphers(keys)
+    if not hasattr(encryption, "purpose_key"):
+        # None may be a setting that was forgotten: it never means "as plain text".
+        raise Misconfigured(
+            field="encryption",
+            reason=f"must be True, False or a Keyring, not {type(encryption).__name__}",
+        )
+    return ThreadCiphers(encryption)
+
+
 def open_core(
     conn: str | ConnectionPool[Any],
     *,
@@ -97,6 +117,7 @@ def open_core(
     schema: str | None,
     tenant: str,
     reviewers: Reviewers | None = None,
+    encryption: bool | Keyring = False,
 ) -> Core:
     """Wires everything. Keys and reviewers come from the environment when none are given.
 
@@ -106,6 +127,7 @@ def open_core(
     """
     bounds = limits or Limits()
     ring = keys or Keyring.from_env()
+    ciphers = open_ciphers(encryption=encryption, keys=ring)
     marks = open_highwater(highwater, limits=bounds)
     known = Reviewers.from_env() if reviewers is None else reviewers
     store = open_store(conn, schema=schema, limits=bounds)
@@ -119,6 +141,7 @@ def open_core(
             limits=bounds,
             tenant=tenant,
             reviewers=known,
+            ciphers=ciphers,
         ),
         owns_marks=isinstance(highwater, str),
     )

@@ -239,7 +239,7 @@ class NotLoadable(Refused):
 
 
 class KeyMissing(Refused):
-    """A record is sealed with a key that is absent or retired; ``key_id`` names it."""
+    """A record is sealed or encrypted with a key that is absent or retired; ``key_id`` names it."""
 
     key_id: str | None
 

@@ -20,6 +20,7 @@ __all__ = [
     "Admission",
     "Append",
     "ChunkRow",
+    "Ciphers",
     "ContentStore",
     "FrameRow",
     "HeadRow",
@@ -435,6 +436,28 @@ class Seals(Protocol):
         """32 bytes for another purpose, e.g. idempotency keys."""
 
 
+class Ciphers(Protocol):
+    """Encrypts what is stored of a thread; never shows a key."""
+
+    def encrypt(self, tenant: str, thread: str, bound: bytes, plain: bytes) -> bytes:
+        """Encrypted stored form of a plain one, under the primary key.
+
+        Args:
+            tenant: Of the thread.
+            thread: Id of the thread.
+            bound: What the form is bound to (`surefoot.rules.binding`); not part of it.
+            plain: A stored form.
+        """
+
+    def decrypt(self, tenant: str, thread: str, bound: bytes, stored: bytes) -> bytes:
+        """The stored form inside an encrypted one whose bytes have been verified.
+
+        Raises:
+            BodyError: It has no layout of an encrypted form.
+            KeyMissing: The key is unknown or retired, or does not open it.
+        """
+
+
 class Serializer(Protocol):
     """Turns values into typed bytes and back; called only on verified bytes when reading."""
 
@@ -489,3 +512,4 @@ class Ports:
     limits: Limits
     tenant: str
     reviewers: Signatures
+    ciphers: Ciphers | None = None

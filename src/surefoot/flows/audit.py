@@ -23,6 +23,7 @@ from surefoot.errors import (
 from surefoot.flows.acquire import corrupt, prune_of, restore_of
 from surefoot.flows.chain import Chain
 from surefoot.flows.find import values_of, walk_checkpoints
+from surefoot.flows.load import loader_for
 from surefoot.flows.values import Loader
 from surefoot.flows.views import FIRST_PAGE_FRAMES, all_threads, viewing
 from surefoot.ports import Ports, Serializer
@@ -156,7 +157,7 @@ def _walked(
     waiting: list[Typed] = []
     values, done = 0, 0
     unloadable: set[str] = set()
-    loader = Loader(thread, ports.store, chain.row.key, serde)
+    loader = loader_for(ports, chain, serde)
     for record in chain.walk():
         counts[chr(record.kind)] += 1
         found = values_of(thread, record)
@@ -167,7 +168,7 @@ def _walked(
             values += len(found)
             if len(waiting) >= _BATCH:
                 _load_all(loader, waiting, unloadable)
-                loader = Loader(thread, ports.store, chain.row.key, serde)  # bounds memory
+                loader = loader_for(ports, chain, serde)  # bounds memory
                 waiting = []
         if done % _BATCH == 0:
             progress(thread, done)
@@ -290,7 +291,7 @@ def _reaches_the_beginning(chain: Chain, bad: set[bytes]) -> bool:
 
 
 def _is_whole(ports: Ports, serde: Serializer, chain: Chain) -> bool:
-    loader = Loader(chain.identity.thread, ports.store, chain.row.key, serde)
+    loader = loader_for(ports, chain, serde)
     try:
         for found in walk_checkpoints(chain):
             wanted = [

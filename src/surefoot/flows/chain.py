@@ -7,8 +7,10 @@ seals, and the chain that ends in the published head.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from surefoot.errors import KeyMissing, TamperDetected
+from surefoot.flows.cover import cover_of
 from surefoot.ports import FrameRow, Ports, ThreadRow
 from surefoot.rules.bodies import BodyError, PruneBody, RestoreBody
 from surefoot.rules.chain import KeyLimits, decide_tail
@@ -31,7 +33,7 @@ def verify_rows(
     rows: Iterable[FrameRow],
     broken: list[TamperDetected | KeyMissing] | None = None,
 ) -> list[Frame]:
-    """Verifies rows, or refuses all of them (rule R6).
+    """Verifies rows, or refuses all of them (rule R6), and then decrypts their bodies.
 
     What a retired key sealed verifies here; whether it counts is decided on the chain.
 
@@ -43,21 +45,21 @@ def verify_rows(
 
     Raises:
         TamperDetected: A row does not verify.
-        KeyMissing: A row is sealed with a key that the ring does not hold.
+        KeyMissing: A row is sealed or encrypted with a key that the ring does not hold.
     """
 
     def seal_key_of(key_id: str) -> bytes:
         return ports.seals.verifying_key(key_id, identity.tenant, identity.thread)
 
+    cover = cover_of(ports, identity)
     frames: list[Frame] = []
     for row in rows:
         problem: TamperDetected | KeyMissing
         try:
-            frames.append(
-                verify_frame(identity, row.last_seq, row.epoch, row.head, row.body, seal_key_of)
-            )
+            frame = verify_frame(identity, row.last_seq, row.epoch, row.head, row.body, seal_key_of)
+            frames.append(replace(frame, records=tuple(map(cover.open_record, frame.records))))
             continue
-        except EnvelopeError as error:
+        except (EnvelopeError, BodyError) as error:
             problem = TamperDetected(
                 thread=identity.thread, what="the journal", seq=row.last_seq, reason=str(error)
             )
@@ -67,7 +69,7 @@ def verify_rows(
                 **{
                     **error.fields,
                     "reason": f"{error.fields['reason']} (record {row.last_seq} of thread "
-                    f"{identity.thread!r} is sealed with it)",
+                    f"{identity.thread!r} needs it)",
                 }
             )
         if broken is None:

@@ -19,6 +19,7 @@ from surefoot.errors import (
     NotStorable,
 )
 from surefoot.flows import journal, save
+from surefoot.flows.cover import cover_of
 from surefoot.flows.values import Loader, Writer, writer_for
 from surefoot.ports import Ports, Serializer
 from surefoot.rules.answers import Absent, Answer, Committed, Conflicting
@@ -392,7 +393,7 @@ def _body(
 ) -> tuple[EffectBody, Sequence[tuple[bytes, bytes]]]:
     """The record of a start, and the rows that its arguments need."""
     namespace, checkpoint_id = request.place.levels[-1] if request.place.levels else ("", "")
-    writer = writer_for(ports, serde)
+    writer = writer_for(ports, session, serde)
     # The key that seals the checkpoint above, not the primary of the moment: it is fixed by a
     # published record, so a rotation between two attempts does not change what is sent (E9).
     root = _root(session, request.place)
@@ -433,7 +434,7 @@ def _replay(
 
 
 def _load(ports: Ports, session: Session, serde: Serializer, typed: Typed) -> Any:
-    loader = Loader(session.identity.thread, ports.store, session.key or 0, serde)
+    loader = Loader(cover_of(ports, session.identity), ports.store, session.key or 0, serde)
     loader.fetch([typed])
     return loader.load(typed)
 
@@ -457,7 +458,7 @@ def note(
                 field=f"effect {step.request.name!r}, call.note()",
                 reason="the call is over; note what you learn while the body runs",
             )
-        writer = writer_for(ports, serde)
+        writer = writer_for(ports, session, serde)
         typed = writer.value(dict(receipt), channel=f"(receipt of {step.request.name})")
         step.body = replace(step.body, receipt=typed)
         _record(ports, session, step.body, writer.rows)
@@ -486,7 +487,7 @@ def finish(
         SaveFailed: The outcome could not be recorded; the effect stays in doubt.
     """
     with session.lock:
-        writer = writer_for(ports, serde)
+        writer = writer_for(ports, session, serde)
         lost: NotStorable | None = None
         body = replace(
             step.body, state="succeeded", source=source, error=None, at_us=ports.host.now_us()
@@ -589,7 +590,7 @@ def _review(
     ports: Ports, session: Session, serde: Serializer, step: Step, evidence: Any, reason: str
 ) -> Step:
     with session.lock:
-        writer = writer_for(ports, serde)
+        writer = writer_for(ports, session, serde)
         body = replace(
             step.body,
             state="needs_review",

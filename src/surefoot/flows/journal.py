@@ -14,6 +14,7 @@ from surefoot.errors import (
     SurefootError,
 )
 from surefoot.flows.chain import Chain
+from surefoot.flows.cover import cover_of
 from surefoot.ports import Append, ChunkRow, FrameRow, HeadRow, Ports, Publish, ThreadRow
 from surefoot.rules.envelope import Link, Record, SealedFrame, seal_frame
 from surefoot.rules.intents import pack_intents
@@ -52,12 +53,15 @@ def append(
     session.check_latch()
     identity = session.identity
     try:
+        covered = cover_of(ports, identity).cover_records(
+            records, after_seq=session.head.seq, epoch=session.epoch
+        )
         key_id = ports.seals.primary()
         frame = seal_frame(
             identity,
             session.epoch,
             session.head,
-            records,
+            covered,
             key_id=key_id,
             seal_key=ports.seals.seal_key(key_id, identity.tenant, identity.thread),
             early_floor=session.early_floor(),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.flows.chain import Chain
+from surefoot.flows.cover import cover_of
 from surefoot.flows.find import Found, find_checkpoint, find_latest, walk_checkpoints
 from surefoot.flows.values import Loader
 from surefoot.ports import Ports, Serializer
@@ -171,4 +172,4 @@ def delta_history(
 
 def loader_for(ports: Ports, chain: Chain, serde: Serializer) -> Loader:
     """A loader for one thread."""
-    return Loader(chain.identity.thread, ports.store, chain.row.key, serde)
+    return Loader(cover_of(ports, chain.identity), ports.store, chain.row.key, serde)

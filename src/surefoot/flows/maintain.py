@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,13 +10,15 @@ from surefoot.errors import Busy, Misuse, RollbackDetected, TamperDetected
 from surefoot.flows import journal
 from surefoot.flows.acquire import checkpoint_of, held, seize
 from surefoot.flows.chain import Chain
+from surefoot.flows.cover import Cover, cover_of
 from surefoot.flows.find import Found, values_of, walk_checkpoints, writes_of
 from surefoot.flows.load import load_metadata, loader_for
-from surefoot.flows.values import Loader
+from surefoot.flows.values import ZERO_RUNNING, Loader, chunk_row, running_digest
 from surefoot.flows.views import has_moved, viewing
 from surefoot.ports import ChunkRow, HeadRow, Kept, Ports, Serializer
 from surefoot.rules.bodies import (
     BODY_SCHEMAS,
+    BodyError,
     CheckpointBody,
     Chunks,
     KeptFrame,
@@ -23,8 +26,10 @@ from surefoot.rules.bodies import (
     ProvenanceBody,
     PruneBody,
     Row,
+    Segment,
     TombstoneBody,
     Typed,
+    WritesBody,
 )
 from surefoot.rules.chain import KeyLimits
 from surefoot.rules.envelope import Kind, Record, RecordHead, hash8
@@ -299,8 +304,8 @@ def _needs_limit(chain: Chain | None, key_id: str, *, tail: bool) -> bool:
 def copy_thread(ports: Ports, serde: Serializer, source: str, target: str) -> None:
     """Copies checkpoints and writes under a new identity; effects stay with their thread.
 
-    The source is verified under its own identity and sealed again under the target's, with a
-    record of provenance first.
+    The source is verified, and decrypted, under its own identity and sealed, and encrypted, again
+    under the target's, with a record of provenance first.
 
     Raises:
         Misuse: The target has checkpoints already, or is the source.
@@ -343,34 +348,26 @@ def _copy_records(
 ) -> None:
     moved: dict[int, int] = {}
     stored: set[bytes] = set()
-    copied_rows: set[bytes] = set()
-    logs = _Logs(session)
+    pieces = _Pieces(loader, session, cover_of(ports, session.identity))
     for record in reversed(newest_first):
         hint: bytes | None = None
         runs: list[str] = []
         if record.kind is Kind.CHECKPOINT:
             body = _rebased(checkpoint_of(chain.identity.thread, record), record, moved)
-            typed = [body.skeleton, body.metadata, *(v.value for v in body.values)]
-            loader.fetch(typed)
-            body = replace(
-                body,
-                values=tuple(replace(v, value=logs.renamed(v.value)) for v in body.values),
-            )
+            loader.fetch([body.skeleton, body.metadata, *(v.value for v in body.values)])
             hint = hash8(body.checkpoint_id)
             run_id = loader.load(body.metadata).get("run_id")
             runs = [run_id] if isinstance(run_id, str) and run_id not in session.runs_noted else []
-            packed = body.pack()
+            packed = pieces.moved_checkpoint(body).pack()
             if body.namespace == "":
                 session.step = max(session.step, body.step)
         else:
             writes = writes_of(chain.identity.thread, record)
-            typed = [w.value for b in writes.batches for w in b.writes]
-            loader.fetch(typed)
-            packed = writes.pack()
+            loader.fetch([w.value for b in writes.batches for w in b.writes])
+            packed = pieces.moved_writes(writes).pack()
             if record.subject not in stored:
                 session.early.setdefault(record.subject, session.head.seq + 1)
-        rows = _rows(loader, typed, copied_rows)
-        chunks = logs.chunks(loader, typed)
+        rows, chunks = pieces.take()
         sealed = Record(record.kind, record.schema, record.subject, packed)
         (link,) = journal.append(
             ports,
@@ -398,46 +395,80 @@ def _rebased(body: CheckpointBody, record: RecordHead, moved: dict[int, int]) ->
     return replace(body, folds=(), extra=extra)
 
 
-def _rows(loader: Loader, typed: Iterable[Typed], done: set[bytes]) -> list[tuple[bytes, bytes]]:
-    out: list[tuple[bytes, bytes]] = []
-    for item in typed:
-        ref = item.ref
-        if isinstance(ref, Row) and ref.digest not in done:
-            loader.raw(item)  # verifies that it is there and whole
-            out.append((ref.digest, loader.values[ref.digest]))
-            done.add(ref.digest)
-    return out
+class _Pieces:
+    """Moves values' rows and chunks from one thread to another.
 
+    They are opened under the source's identity and stored under the target's. Logs get
+    fresh ids, so that no two attempts at a copy share one.
+    """
 
-class _Logs:
-    """Copies chunk logs under fresh ids, so that no two attempts at a copy share one."""
-
-    def __init__(self, session: Session) -> None:
+    def __init__(self, loader: Loader, session: Session, cover: Cover) -> None:
+        self._loader = loader
         self._session = session
-        self._renamed: dict[int, int] = {}
-        self._done: dict[int, int] = {}
+        self._cover = cover
+        self._moved_rows: dict[tuple[str, bytes], Row] = {}
+        #: By log id of the source: the new id, and the running digest behind each moved piece.
+        self._moved_logs: dict[int, tuple[int, list[bytes]]] = {}
+        self._rows: list[tuple[bytes, bytes]] = []
+        self._chunks: list[ChunkRow] = []
 
-    def _new(self, log_id: int) -> int:
-        return self._renamed.setdefault(log_id, self._session.new_log())
+    def take(self) -> tuple[list[tuple[bytes, bytes]], list[ChunkRow]]:
+        """New rows and chunks since the last time."""
+        rows, chunks, self._rows, self._chunks = self._rows, self._chunks, [], []
+        return rows, chunks
 
-    def renamed(self, typed: Typed) -> Typed:
-        """The same value in the copied logs; running digests do not depend on the id."""
-        if not isinstance(typed.ref, Chunks):
-            return typed
-        segments = tuple(replace(s, log_id=self._new(s.log_id)) for s in typed.ref.segments)
-        return replace(typed, ref=Chunks(segments))
+    def moved_checkpoint(self, body: CheckpointBody) -> CheckpointBody:
+        """The same checkpoint with values as the target stores them (they must be fetched)."""
+        return replace(
+            body,
+            skeleton=self._moved(body.skeleton),
+            metadata=self._moved(body.metadata),
+            values=tuple(replace(v, value=self._moved(v.value)) for v in body.values),
+        )
 
-    def chunks(self, loader: Loader, typed: Iterable[Typed]) -> list[ChunkRow]:
-        """Chunks of these values (fetched, in the source's logs) that were not copied yet."""
-        out: list[ChunkRow] = []
-        for item in typed:
-            if not isinstance(item.ref, Chunks):
-                continue
-            loader.raw(item)  # verifies that they are there and whole
-            for segment in item.ref.segments:
-                have = self._done.get(segment.log_id, 0)
-                new = self._new(segment.log_id)
-                bodies = loader.logs[segment.log_id]
-                out += [ChunkRow(new, n, bodies[n]) for n in range(have, segment.count)]
-                self._done[segment.log_id] = max(have, segment.count)
-        return out
+    def moved_writes(self, body: WritesBody) -> WritesBody:
+        """The same writes with values as the target stores them (they must be fetched)."""
+        return replace(
+            body,
+            batches=tuple(
+                replace(b, writes=tuple(replace(w, value=self._moved(w.value)) for w in b.writes))
+                for b in body.batches
+            ),
+        )
+
+    def _moved(self, typed: Typed) -> Typed:
+        try:
+            if isinstance(typed.ref, Row):
+                return replace(typed, ref=self._moved_row(typed.tag, typed.ref))
+            if isinstance(typed.ref, Chunks):
+                segments = tuple(map(self._moved_segment, typed.ref.segments))
+                return replace(typed, ref=Chunks(segments))
+        except BodyError as error:
+            raise TamperDetected(
+                thread=self._loader.cover.identity.thread,
+                what="a value",
+                seq=None,
+                reason=str(error),
+            ) from None
+        return typed
+
+    def _moved_row(self, tag: str, ref: Row) -> Row:
+        known = self._moved_rows.get((tag, ref.digest))
+        if known is not None:
+            return known
+        stored = self._cover.cover_value(tag, self._loader.plain_row(tag, ref))
+        row = Row(hashlib.sha256(stored).digest(), len(stored))
+        self._rows.append((row.digest, stored))
+        self._moved_rows[tag, ref.digest] = row
+        return row
+
+    def _moved_segment(self, segment: Segment) -> Segment:
+        if segment.log_id not in self._moved_logs:
+            self._moved_logs[segment.log_id] = (self._session.new_log(), [])
+        log, running = self._moved_logs[segment.log_id]
+        pieces = self._loader.plain_chunks(segment)  # verified also where they are moved already
+        for ordinal in range(len(running), len(pieces)):
+            chunk = chunk_row(self._cover, log, ordinal, *pieces[ordinal])
+            running.append(running_digest(running[-1] if running else ZERO_RUNNING, chunk.body))
+            self._chunks.append(chunk)
+        return replace(segment, log_id=log, digest=running[segment.count - 1])

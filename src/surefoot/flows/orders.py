@@ -27,8 +27,9 @@ from surefoot.flows import journal
 from surefoot.flows.acquire import begin, checkpoint_of, effect_of, give_back, held, scan
 from surefoot.flows.audit import last_good, lenient
 from surefoot.flows.chain import Chain
+from surefoot.flows.load import loader_for
 from surefoot.flows.maintain import collect_beside
-from surefoot.flows.values import Loader, writer_for
+from surefoot.flows.values import writer_for
 from surefoot.flows.views import viewing
 from surefoot.ports import Admission, Lease, Mark, Ports, Serializer
 from surefoot.rules.bodies import (
@@ -228,7 +229,7 @@ def _effect_at(chain: Chain, slot: str) -> EffectBody | None:
 def _receipt_digest(ports: Ports, serde: Serializer, chain: Chain, effect: EffectBody) -> str:
     if effect.receipt is None:
         return _NO_RECEIPT
-    loader = Loader(chain.identity.thread, ports.store, chain.row.key, serde)
+    loader = loader_for(ports, chain, serde)
     loader.fetch([effect.receipt])
     return hashlib.sha256(loader.raw(effect.receipt)).hexdigest()
 
@@ -523,7 +524,7 @@ def _approve(ports: Ports, serde: Serializer, signed: SignedDecision) -> Done:
         )
         if effect is None:
             raise Misuse(field="slot", reason="is unknown")
-        body, rows = _settled(ports, serde, decision, effect)
+        body, rows = _settled(ports, session, serde, decision, effect)
         if decision.outcome == "absent":
             session.intents.pop(effect.slot, None)
         record = Record(Kind.EFFECT, BODY_SCHEMAS["E"], effect.slot[:16], body.pack())
@@ -560,9 +561,9 @@ def _against(
 
 
 def _settled(
-    ports: Ports, serde: Serializer, decision: Decision, effect: EffectBody
+    ports: Ports, session: Session, serde: Serializer, decision: Decision, effect: EffectBody
 ) -> tuple[EffectBody, Sequence[tuple[bytes, bytes]]]:
-    writer = writer_for(ports, serde)
+    writer = writer_for(ports, session, serde)
     body = replace(
         effect,
         state=str(decision.outcome),

@@ -18,6 +18,7 @@ from surefoot.errors import ChunkTaken, Misuse, SaveFailed, SurefootError
 from surefoot.flows import journal
 from surefoot.flows.acquire import known_of
 from surefoot.flows.chain import Chain
+from surefoot.flows.cover import cover_of
 from surefoot.flows.find import Found, bodies_of, find_checkpoint
 from surefoot.flows.values import Loader, Writer, writer_for
 from surefoot.ports import Ports, Serializer
@@ -119,7 +120,7 @@ def enqueue(ports: Ports, session: Session, serde: Serializer, save: WritesSave)
         SaveFailed: An earlier save of this run failed.
     """
     session.check()
-    writer = writer_for(ports, serde)
+    writer = writer_for(ports, session, serde)
     try:
         writes = tuple(
             Write(idx, channel, writer.value(value, channel=channel))
@@ -278,7 +279,7 @@ def _store(
     checkpoint_id = str(save.checkpoint["id"])
     place = (save.namespace, checkpoint_id)
     subject = checkpoint_subject(*place)
-    writer = writer_for(ports, serde)
+    writer = writer_for(ports, session, serde)
     body, refs = _checkpoint_body(ports, session, serde, writer, save)
     root = _root_of(save)
     if root is not None and ("", root) not in session.known:
@@ -426,7 +427,7 @@ def _settled(
         return values
     wanted = {*joins, _SENDS}
     held = {v.channel: v.value for v in parent.values if v.channel in wanted}
-    loader = Loader(session.identity.thread, ports.store, session.key or 0, serde)
+    loader = Loader(cover_of(ports, session.identity), ports.store, session.key or 0, serde)
     loader.fetch([parent.skeleton, *held.values()])
     seen_before = loader.load(parent.skeleton).get("versions_seen", {})
     seen_now = save.checkpoint.get("versions_seen", {})
@@ -522,7 +523,7 @@ def _prime_parent(
         return
     if session.refs.get(namespace, ("", {}))[0] == parent.checkpoint_id:
         return
-    loader = Loader(session.identity.thread, ports.store, session.key, serde)
+    loader = Loader(cover_of(ports, session.identity), ports.store, session.key, serde)
     prime(session, loader, parent)
 
 

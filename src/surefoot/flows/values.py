@@ -2,19 +2,20 @@
 
 Small values travel inside the record, large ones become content-addressed rows, lists become
 append-only chunks of logs, so that a conversation of n messages costs O(n) bytes. Everything
-is addressed by digests of *stored* bytes: a value is verified before it is decompressed, and
-decompressed before it is decoded.
+is addressed by digests of *stored* bytes, encrypted if so: a value is verified before it is
+decrypted, decrypted before it is decompressed, and decompressed before it is decoded.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from surefoot.errors import NotStorable, TamperDetected
+from surefoot.flows.cover import Cover, cover_of
 from surefoot.ports import ChunkRow, ContentStore, LogRef, Ports, Serializer
 from surefoot.rules.bodies import (
     BodyError,
@@ -29,10 +30,20 @@ from surefoot.rules.bodies import (
 )
 from surefoot.session import ListChunk, ListState, Session
 
-__all__ = ["ListCodec", "Loader", "Writer", "plan_list", "writer_for"]
+__all__ = [
+    "ZERO_RUNNING",
+    "ListCodec",
+    "Loader",
+    "Writer",
+    "chunk_row",
+    "plan_list",
+    "running_digest",
+    "writer_for",
+]
 
 _CHUNK_ITEMS_MAX = 64
-_ZERO = bytes(32)
+#: Running digest of an empty log.
+ZERO_RUNNING = bytes(32)
 
 
 class ListCodec(Protocol):
@@ -54,6 +65,7 @@ class Writer:
         chunks: New list chunks.
     """
 
+    cover: Cover
     serde: Serializer
     inline_value_bytes: int
     list_chunk_min_items: int
@@ -72,13 +84,13 @@ class Writer:
             tag, raw = self.serde.dumps_typed(value)
         except NotStorable as error:
             raise NotStorable(**{**error.fields, "channel": channel}) from None
-        return Typed(tag, self.reference(raw))
+        return Typed(tag, self._reference(tag, raw))
 
-    def reference(self, raw: bytes) -> ValueRef:
-        """A reference to serialised bytes."""
-        stored = pack_stored(raw)
-        if len(stored) <= self.inline_value_bytes:
-            return Inline(stored)
+    def _reference(self, tag: str, raw: bytes) -> ValueRef:
+        plain = pack_stored(raw)
+        if len(plain) <= self.inline_value_bytes:
+            return Inline(plain)  # encrypted together with the record
+        stored = self.cover.cover_value(tag, plain)
         digest = hashlib.sha256(stored).digest()
         self.rows.append((digest, stored))
         return Row(digest, len(stored))
@@ -93,7 +105,7 @@ class Writer:
         if items is None:
             return self.value(value, channel=channel)
         before = session.lists.get((namespace, channel))
-        state, chunks = plan_list(session, before, items, self.list_segments_max)
+        state, chunks = plan_list(session, before, items, self.list_segments_max, self.cover)
         self.chunks.extend(chunks)
         self.lists[(namespace, channel)] = state
         return Typed("msgpack", _chunks_ref(state))
@@ -111,11 +123,15 @@ class Writer:
         return items
 
 
-def writer_for(ports: Ports, serde: Serializer) -> Writer:
-    """A writer within the limits of this saver."""
+def writer_for(ports: Ports, session: Session, serde: Serializer) -> Writer:
+    """A writer for one thread, within the limits of this saver."""
     limits = ports.limits
     return Writer(
-        serde, limits.inline_value_bytes, limits.list_chunk_min_items, limits.list_segments_max
+        cover_of(ports, session.identity),
+        serde,
+        limits.inline_value_bytes,
+        limits.list_chunk_min_items,
+        limits.list_segments_max,
     )
 
 
@@ -130,7 +146,11 @@ def _chunks_ref(state: ListState) -> Chunks:
 
 
 def plan_list(
-    session: Session, before: ListState | None, items: Sequence[bytes], segments_max: int
+    session: Session,
+    before: ListState | None,
+    items: Sequence[bytes],
+    segments_max: int,
+    cover: Cover,
 ) -> tuple[ListState, list[ChunkRow]]:
     """Keeps the stored pieces that still stand at the beginning, and adds the rest.
 
@@ -167,9 +187,9 @@ def plan_list(
     chunks: list[ChunkRow] = []
     for start in range(0, len(rest), _CHUNK_ITEMS_MAX):
         part = rest[start : start + _CHUNK_ITEMS_MAX]
-        body = len(part).to_bytes(4, "big") + pack_stored(b"".join(part))
-        running = _running(pieces[-1].running if pieces else _ZERO, body)
-        chunks.append(ChunkRow(log, len(pieces), body))
+        chunk = chunk_row(cover, log, len(pieces), len(part), pack_stored(b"".join(part)))
+        running = running_digest(pieces[-1].running if pieces else ZERO_RUNNING, chunk.body)
+        chunks.append(chunk)
         pieces.append(ListChunk(len(part), _raw_digest(part), running))
     kept[-1] = (log, pieces)
     return ListState(kept), chunks
@@ -179,7 +199,14 @@ def _raw_digest(items: Iterable[bytes]) -> bytes:
     return hashlib.sha256(b"".join(items)).digest()
 
 
-def _running(before: bytes, body: bytes) -> bytes:
+def chunk_row(cover: Cover, log_id: int, ordinal: int, items: int, plain: bytes) -> ChunkRow:
+    """A piece of a list as it is stored: number of elements, then their stored form."""
+    stored = cover.cover_chunk(log_id, ordinal, items, plain)
+    return ChunkRow(log_id, ordinal, items.to_bytes(4, "big") + stored)
+
+
+def running_digest(before: bytes, body: bytes) -> bytes:
+    """Running digest of a log behind one more piece (see `Segment`)."""
     return hashlib.sha256(before + hashlib.sha256(body).digest()).digest()
 
 
@@ -187,7 +214,7 @@ def _running(before: bytes, body: bytes) -> bytes:
 class Loader:
     """Fetches and verifies the pieces of values, in one statement for all of them."""
 
-    thread: str
+    cover: Cover
     store: ContentStore
     key: int
     serde: Serializer
@@ -230,7 +257,7 @@ class Loader:
         return self.serde.loads_typed((typed.tag, self.raw(typed)))
 
     def raw(self, typed: Typed) -> bytes:
-        """The serialised bytes, verified and decompressed.
+        """The serialised bytes, verified, decrypted and decompressed.
 
         Raises:
             TamperDetected: A piece is missing or does not match its digest.
@@ -240,11 +267,12 @@ class Loader:
             if isinstance(ref, Inline):
                 return unpack_stored(ref.stored)
             if isinstance(ref, Row):
-                stored = self.values.get(ref.digest)
-                if stored is None or len(stored) != ref.size:
-                    raise self._broken("a value that a record names is not stored")
-                return unpack_stored(stored)
-            parts = [part for part, _ in self._pieces(ref)]
+                return unpack_stored(self.plain_row(typed.tag, ref))
+            parts = [
+                unpack_stored(plain)
+                for segment in ref.segments
+                for _, plain in self.plain_chunks(segment)
+            ]
             count = sum(s.items for s in ref.segments)
             join = getattr(self.serde, "join_items", None)
             if join is None:
@@ -254,38 +282,56 @@ class Loader:
         except BodyError as error:
             raise self._broken(str(error)) from None
 
+    def plain_row(self, tag: str, ref: Row) -> bytes:
+        """The plain stored form of a value's row, verified.
+
+        Raises:
+            TamperDetected: It is missing, or has another length than recorded.
+            BodyError: What was encrypted is no plain form.
+        """
+        stored = self.values.get(ref.digest)
+        if stored is None or len(stored) != ref.size:
+            raise self._broken("a value that a record names is not stored")
+        return self.cover.open_value(tag, stored)
+
+    def plain_chunks(self, segment: Segment) -> list[tuple[int, bytes]]:
+        """Number of elements and plain stored form of a segment's pieces, verified.
+
+        Raises:
+            TamperDetected: One is missing, or they do not match what is recorded.
+            BodyError: What was encrypted is no plain form.
+        """
+        bodies = self.logs.get(segment.log_id, [])[: segment.count]
+        if len(bodies) != segment.count:
+            raise self._broken("chunks of a list are not stored")
+        running = ZERO_RUNNING
+        for body in bodies:
+            running = running_digest(running, body)
+        if not hmac.compare_digest(running, segment.digest):
+            raise self._broken("chunks of a list do not match their digest")
+        counts = [int.from_bytes(body[:4], "big") for body in bodies]
+        if sum(counts) != segment.items:
+            raise self._broken("a list has another number of elements than recorded")
+        return [
+            (count, self.cover.open_chunk(segment.log_id, ordinal, count, body[4:]))
+            for ordinal, (count, body) in enumerate(zip(counts, bodies, strict=True))
+        ]
+
     def list_state(self, ref: Chunks) -> ListState:
         """What a session needs to go on appending to a list that was loaded."""
         state = ListState()
-        pieces = self._pieces(ref)
         for segment in ref.segments:
-            running = _ZERO
+            running = ZERO_RUNNING
             known: list[ListChunk] = []
-            for body in self.logs[segment.log_id][: segment.count]:
-                part, items = next(pieces)
-                running = _running(running, body)
-                known.append(ListChunk(items, hashlib.sha256(part).digest(), running))
+            bodies = self.logs[segment.log_id]
+            for body, (items, plain) in zip(bodies, self.plain_chunks(segment), strict=False):
+                running = running_digest(running, body)
+                digest = hashlib.sha256(unpack_stored(plain)).digest()
+                known.append(ListChunk(items, digest, running))
             state.segments.append((segment.log_id, known))
         return state
 
-    def _pieces(self, ref: Chunks) -> Iterator[tuple[bytes, int]]:
-        """Verified serialised elements of each chunk, with their count."""
-        for segment in ref.segments:
-            bodies = self.logs.get(segment.log_id, [])[: segment.count]
-            if len(bodies) != segment.count:
-                raise self._broken("chunks of a list are not stored")
-            running = _ZERO
-            for body in bodies:
-                running = _running(running, body)
-            if not hmac.compare_digest(running, segment.digest):
-                raise self._broken("chunks of a list do not match their digest")
-            items = 0
-            for body in bodies:
-                count = int.from_bytes(body[:4], "big")
-                items += count
-                yield unpack_stored(body[4:]), count
-            if items != segment.items:
-                raise self._broken("a list has another number of elements than recorded")
-
     def _broken(self, reason: str) -> TamperDetected:
-        return TamperDetected(thread=self.thread, what="a value", seq=None, reason=reason)
+        return TamperDetected(
+            thread=self.cover.identity.thread, what="a value", seq=None, reason=reason
+        )

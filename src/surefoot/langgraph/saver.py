@@ -123,9 +123,12 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         allowed_types: Further types that a load may build, beside models, data classes,
             enumerations and named tuples (docs/adr/0007).
         credential_names: Metadata keys that contain one of these names are left out.
+        encryption: Encrypts everything that users make (AES-256-GCM, a key for each thread):
+            True derives from ``keys``, a `Keyring` is a ring for encryption alone. Needs the
+            extra ``surefoot[encryption]``. What was stored before is still read.
 
     Raises:
-        Misconfigured: An address or a setting is not understood.
+        Misconfigured: An address or a setting is not understood, or ``cryptography`` is missing.
         KeyMissing: There are no keys.
     """
 
@@ -143,6 +146,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         serde: StrictSerializer | None = None,
         allowed_types: Collection[type | tuple[str, str]] = (),
         credential_names: Collection[str] = DEFAULT_CREDENTIAL_NAMES,
+        encryption: bool | Keyring = False,
     ) -> None:
         _check_settings(tenant, serde, credential_names)
         _check_types(
@@ -158,6 +162,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             schema=schema,
             tenant=tenant,
             reviewers=reviewers,
+            encryption=encryption,
         )
         self._credential_names = tuple(credential_names)
         self._warned_keys: set[str] = set()

@@ -1,5 +1,8 @@
 """Layouts of record bodies, and the stored form of bytes (codec byte, then payload).
 
+Codecs 0 (as it is) and 1 (zstd) hold bytes; codec 2 holds another stored form, encrypted. An
+encrypted form is opened by ``surefoot.flows.cover`` before anything here decodes it.
+
 A body is a msgpack document without extension types, so decoding one constructs nothing.
 It is decoded only after the envelope has verified its bytes. Text travels as UTF-8 bytes
 with surrogates passed through, so that ids and channel names of every kind survive.
@@ -25,6 +28,7 @@ __all__ = [
     "Chunks",
     "DecisionBody",
     "EffectBody",
+    "Encrypted",
     "Inline",
     "KeptFrame",
     "KeyChangeBody",
@@ -38,12 +42,18 @@ __all__ = [
     "ValueRef",
     "Write",
     "WritesBody",
+    "is_encrypted",
+    "pack_encrypted",
     "pack_stored",
+    "unpack_encrypted",
     "unpack_stored",
 ]
 
 _RAW = 0
 _ZSTD = 1
+_ENCRYPTED = 2
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
 _COMPRESS_FROM = 160
 #: An upper bound for one stored piece after decompression (2 GiB less one byte).
 _MAX_UNPACKED = 2**31 - 1
@@ -97,7 +107,63 @@ def unpack_stored(stored: bytes) -> bytes:
             return zstandard.ZstdDecompressor().decompress(stored[1:])
         except zstandard.ZstdError as error:
             raise BodyError(f"a stored form does not unpack: {type(error).__name__}") from None
+    if codec == _ENCRYPTED:
+        raise BodyError(f"codec {codec} is an encrypted form, and a plain one belongs here")
     raise BodyError(f"codec {codec} is not known to this release")
+
+
+@dataclass(frozen=True, slots=True)
+class Encrypted:
+    """The parts of an encrypted stored form.
+
+    Attributes:
+        key_id: Name of the key.
+        nonce: 12 bytes, drawn anew for every form.
+        sealed: Ciphertext of another stored form, then the tag of 16 bytes.
+    """
+
+    key_id: str
+    nonce: bytes
+    sealed: bytes
+
+
+def is_encrypted(stored: bytes) -> bool:
+    """True when a stored form says that it is encrypted."""
+    return stored[:1] == bytes((_ENCRYPTED,))
+
+
+def pack_encrypted(parts: Encrypted) -> bytes:
+    """Encrypted stored form: codec byte, length of the key id, key id, nonce, ciphertext and tag.
+
+    Raises:
+        ValueError: A part has another length than the form has room for.
+    """
+    key_id = parts.key_id.encode("utf-8")
+    if not 0 < len(key_id) < 256:
+        raise ValueError("a key id has 1 to 255 bytes")
+    if len(parts.nonce) != _NONCE_BYTES or len(parts.sealed) < _TAG_BYTES:
+        raise ValueError("a nonce has 12 bytes, and a ciphertext ends in a tag of 16")
+    return b"".join((bytes((_ENCRYPTED, len(key_id))), key_id, parts.nonce, parts.sealed))
+
+
+def unpack_encrypted(stored: bytes) -> Encrypted:
+    """The parts of an encrypted stored form whose bytes have been verified.
+
+    Raises:
+        BodyError: It is not encrypted, cut short, or its key id is no text.
+    """
+    if not is_encrypted(stored):
+        raise BodyError("a stored form that is not encrypted")
+    size = stored[1] if len(stored) > 1 else 0
+    nonce_at = 2 + size
+    sealed_at = nonce_at + _NONCE_BYTES
+    if size == 0 or len(stored) < sealed_at + _TAG_BYTES:
+        raise BodyError("an encrypted form that is cut short")
+    try:
+        key_id = stored[2:nonce_at].decode("utf-8")
+    except UnicodeDecodeError:
+        raise BodyError("an encrypted form whose key id is no text") from None
+    return Encrypted(key_id, stored[nonce_at:sealed_at], stored[sealed_at:])
 
 
 def _pack(document: Any) -> bytes:
