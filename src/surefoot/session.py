@@ -18,7 +18,7 @@ from typing import Any
 
 from surefoot.errors import Fenced, Misuse, SaveFailed, SurefootError
 from surefoot.ports import HeadRow, Serializer
-from surefoot.rules.bodies import Batch, CheckpointBody, EffectBody, Typed
+from surefoot.rules.bodies import Batch, CheckpointBody, EffectBody, Row, Typed
 from surefoot.rules.envelope import Identity, Link
 from surefoot.rules.lease import RunFacts, decide_run_over
 
@@ -34,6 +34,8 @@ __all__ = [
     "Session",
     "Sessions",
 ]
+
+_TWINS_MAX = 1_024
 
 
 #: Below every step: no restore has happened.
@@ -229,6 +231,8 @@ class Session:
         self.lists: dict[tuple[str, str], ListState] = {}
         self.log_tips: dict[int, int] = {}
         self.stored_digests: OrderedDict[bytes, None] = OrderedDict()
+        #: Encrypted rows by the digest of what is in them; kept in memory only.
+        self.twins: dict[bytes, Row] = {}
         self.runs_noted: set[str] = set()
 
         self.queue: list[Pending] = []
@@ -453,6 +457,12 @@ class Session:
         self.stored_digests.move_to_end(digest)
         while len(self.stored_digests) > bound:
             self.stored_digests.popitem(last=False)
+
+    def note_twin(self, key: bytes, row: Row) -> None:
+        """Remembers which row holds an encrypted value; safe without any lock."""
+        if len(self.twins) >= _TWINS_MAX:
+            self.twins.clear()
+        self.twins[key] = row
 
     def early_floor(self) -> int:
         """Lowest seq of pending writes whose checkpoint is not stored yet; 0 when none."""

@@ -280,6 +280,7 @@ def _store(
     place = (save.namespace, checkpoint_id)
     subject = checkpoint_subject(*place)
     writer = writer_for(ports, session, serde)
+    writer.riding = {digest for p in pending for digest, _ in p.rows}
     body, refs = _checkpoint_body(ports, session, serde, writer, save)
     root = _root_of(save)
     if root is not None and ("", root) not in session.known:
@@ -376,7 +377,7 @@ def _checkpoint_body(
         if held is not None and same:
             refs[channel] = held
         elif channel in values:
-            typed = writer.channel(session, save.namespace, channel, values[channel])
+            typed = writer.channel(save.namespace, channel, values[channel])
             refs[channel] = (version, typed)
     skeleton = {k: v for k, v in save.checkpoint.items() if k != "channel_values"}
     step = save.metadata.get("step")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from surefoot.rules.bodies import (
     pack_stored,
     unpack_stored,
 )
+from surefoot.rules.envelope import tlv
 from surefoot.session import ListChunk, ListState, Session
 
 __all__ = [
@@ -63,8 +64,10 @@ class Writer:
     Attributes:
         rows: Digest and stored bytes of new content-addressed rows.
         chunks: New list chunks.
+        riding: Digests of further rows that go into the same append.
     """
 
+    session: Session
     cover: Cover
     serde: Serializer
     inline_value_bytes: int
@@ -72,6 +75,7 @@ class Writer:
     list_segments_max: int
     rows: list[tuple[bytes, bytes]] = field(default_factory=list)
     chunks: list[ChunkRow] = field(default_factory=list)
+    riding: Container[bytes] = frozenset()
     lists: dict[tuple[str, str], ListState] = field(default_factory=dict)
 
     def value(self, value: Any, *, channel: str) -> Typed:
@@ -90,12 +94,28 @@ class Writer:
         plain = pack_stored(raw)
         if len(plain) <= self.inline_value_bytes:
             return Inline(plain)  # encrypted together with the record
-        stored = self.cover.cover_value(tag, plain)
+        if self.cover.ciphers is None:
+            return self._row(plain)
+        # No two ciphertexts are equal, so what content addressing does for plain rows is done by
+        # memory here: a task's write and the channel's value are mostly the same bytes.
+        key = hashlib.sha256(tlv(tag, plain)).digest()
+        twin = self.session.twins.get(key)
+        if twin is not None and self._is_at_hand(twin.digest):
+            return twin
+        row = self._row(self.cover.cover_value(tag, plain))
+        self.session.note_twin(key, row)
+        return row
+
+    def _is_at_hand(self, digest: bytes) -> bool:
+        own = (mine for mine, _ in self.rows)
+        return digest in self.session.stored_digests or digest in self.riding or digest in own
+
+    def _row(self, stored: bytes) -> Row:
         digest = hashlib.sha256(stored).digest()
         self.rows.append((digest, stored))
         return Row(digest, len(stored))
 
-    def channel(self, session: Session, namespace: str, channel: str, value: Any) -> Typed:
+    def channel(self, namespace: str, channel: str, value: Any) -> Typed:
         """Serialises a channel's value; lists that grew store only what is new.
 
         Raises:
@@ -104,8 +124,8 @@ class Writer:
         items = self._items(value, channel)
         if items is None:
             return self.value(value, channel=channel)
-        before = session.lists.get((namespace, channel))
-        state, chunks = plan_list(session, before, items, self.list_segments_max, self.cover)
+        before = self.session.lists.get((namespace, channel))
+        state, chunks = plan_list(self.session, before, items, self.list_segments_max, self.cover)
         self.chunks.extend(chunks)
         self.lists[(namespace, channel)] = state
         return Typed("msgpack", _chunks_ref(state))
@@ -127,6 +147,7 @@ def writer_for(ports: Ports, session: Session, serde: Serializer) -> Writer:
     """A writer for one thread, within the limits of this saver."""
     limits = ports.limits
     return Writer(
+        session,
         cover_of(ports, session.identity),
         serde,
         limits.inline_value_bytes,
