@@ -97,7 +97,7 @@ def open_ciphers(*, encryption: bool | Keyring, keys: Keyring) -> Ciphers | None
     if encryption is False:
         return None
     if encryption is True:
-        return ThreadCiphers(keys)
+        return ThreadCiphers(keys, even_retired=True)
     if not hasattr(encryption, "purpose_key"):
         # None may be a setting that was forgotten: it never means "as plain text".
         raise Misconfigured(

@@ -35,12 +35,14 @@ class ThreadCiphers:
 
     Args:
         keys: The ring to derive from: the saver's own, or one for encryption alone.
+        even_retired: Open what a retired key has encrypted. For the saver's own ring, where the
+            chain decides what a retired key's seal is worth; reading it gives nothing away.
 
     Raises:
         Misconfigured: ``cryptography`` is not installed.
     """
 
-    def __init__(self, keys: Seals) -> None:
+    def __init__(self, keys: Seals, *, even_retired: bool = False) -> None:
         try:
             from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -50,6 +52,7 @@ class ThreadCiphers:
                 reason="needs the package cryptography: pip install 'surefoot[encryption]'",
             ) from None
         self._keys = keys
+        self._even_retired = even_retired
         self._aes_gcm = AESGCM
         self._invalid_tag = InvalidTag
         self._cipher = lru_cache(maxsize=_CIPHERS_MAX)(self._cipher_uncached)
@@ -84,4 +87,7 @@ class ThreadCiphers:
             ) from None
 
     def _cipher_uncached(self, key_id: str, tenant: str, thread: str) -> AESGCM:
-        return self._aes_gcm(self._keys.purpose_key(key_id, _PURPOSE, tenant, thread))
+        key = self._keys.purpose_key(
+            key_id, _PURPOSE, tenant, thread, even_retired=self._even_retired
+        )
+        return self._aes_gcm(key)

@@ -250,23 +250,36 @@ class Keyring:
         Raises:
             KeyMissing: The key is unknown.
         """
-        if self._state(key_id) == "retired":
-            return self._derived(key_id, "seal/v1", tenant, thread)
-        return self._derive(key_id, "seal/v1", tenant, thread)
+        return self.purpose_key(key_id, "seal/v1", tenant, thread, even_retired=True)
 
     def is_retired(self, key_id: str) -> bool:
         """True for a key of this ring that is retired."""
         return self._state(key_id) == "retired"
 
-    def purpose_key(self, key_id: str, purpose: str, tenant: str, thread: str) -> bytes:
+    def purpose_key(
+        self,
+        key_id: str,
+        purpose: str,
+        tenant: str,
+        thread: str,
+        *,
+        even_retired: bool = False,
+    ) -> bytes:
         """32 bytes for another purpose of one thread.
+
+        Args:
+            key_id: Name of the key.
+            purpose: What it is for; other purposes give unrelated bytes.
+            tenant: Of the thread.
+            thread: Id of the thread.
+            even_retired: Also of a retired key, where something else says what still counts.
 
         Raises:
             KeyMissing: The key is unknown, or retired (except for idempotency keys).
         """
-        if purpose == IDEMPOTENCY and self._state(key_id) == "retired":
-            # A retired key seals nothing and verifies nothing, but what was sent under it may
-            # have to be sent again under the same idempotency key.
+        if (even_retired or purpose == IDEMPOTENCY) and self._state(key_id) == "retired":
+            # A retired key seals nothing any more, but what was sent under it may have to be
+            # sent again under the same idempotency key.
             return self._derived(key_id, purpose, tenant, thread)
         return self._derive(key_id, purpose, tenant, thread)
 

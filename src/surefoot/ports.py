@@ -432,7 +432,9 @@ class Seals(Protocol):
     def is_retired(self, key_id: str) -> bool:
         """True for a key whose seals count only up to where a ``K`` record says so."""
 
-    def purpose_key(self, key_id: str, purpose: str, tenant: str, thread: str) -> bytes:
+    def purpose_key(
+        self, key_id: str, purpose: str, tenant: str, thread: str, *, even_retired: bool = False
+    ) -> bytes:
         """32 bytes for another purpose, e.g. idempotency keys."""
 
 
