@@ -12,16 +12,22 @@ if TYPE_CHECKING:
     from surefoot.langgraph.effects import EffectCall, effect
     from surefoot.langgraph.saver import SurefootSaver
     from surefoot.rules.answers import Absent, Committed, Conflicting, NotSent, Unknown
+    from surefoot.rules.decisions import Decision, SignedDecision
+    from surefoot.signing import Reviewers, SigningKey
 
 _HOMES = {
     "Absent": "surefoot.rules.answers",
     "Committed": "surefoot.rules.answers",
     "Conflicting": "surefoot.rules.answers",
+    "Decision": "surefoot.rules.decisions",
     "EffectCall": "surefoot.langgraph.effects",
     "Keyring": "surefoot.keys",
     "Limits": "surefoot.config",
     "NotSent": "surefoot.rules.answers",
     "ResumePolicy": "surefoot.config",
+    "Reviewers": "surefoot.signing",
+    "SignedDecision": "surefoot.rules.decisions",
+    "SigningKey": "surefoot.signing",
     "SurefootSaver": "surefoot.langgraph.saver",
     "Unknown": "surefoot.rules.answers",
     "effect": "surefoot.langgraph.effects",
@@ -31,11 +37,15 @@ __all__ = [
     "Absent",
     "Committed",
     "Conflicting",
+    "Decision",
     "EffectCall",
     "Keyring",
     "Limits",
     "NotSent",
     "ResumePolicy",
+    "Reviewers",
+    "SignedDecision",
+    "SigningKey",
     "SurefootSaver",
     "Unknown",
     "__version__",

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from surefoot import Keyring, SurefootSaver, __version__
 from surefoot.cli import app
-from surefoot.cli.app import EXIT_BUSY, EXIT_MISUSE, EXIT_REFUSED, EXIT_UNAVAILABLE
+from surefoot.cli.asking import EXIT_BUSY, EXIT_MISUSE, EXIT_REFUSED, EXIT_UNAVAILABLE
 from surefoot.errors import Busy, Misuse, Refused, StoreUnavailable, SurefootError
 from surefoot.keys import ENV_KEYS, default_key_file
 

@@ -1,5 +1,6 @@
-"""The command line."""
+"""The command line. Each module below adds its commands to ``app``."""
 
+from surefoot.cli import check, keyring, orders
 from surefoot.cli.app import app
 
-__all__ = ["app"]
+__all__ = ["app", "check", "keyring", "orders"]

@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from surefoot import __version__
-from surefoot.errors import Busy, Misconfigured, Misuse, Refused, SurefootError, Unavailable
+from surefoot.cli.asking import Json, failed
+from surefoot.errors import Misconfigured, SurefootError
 from surefoot.keys import ENV_KEYS, Keyring, default_key_file
 
 __all__ = ["app"]
-
-#: Exit codes by reaction, the same for every command.
-EXIT_REFUSED, EXIT_BUSY, EXIT_UNAVAILABLE, EXIT_MISUSE = 10, 11, 12, 13
 
 app = typer.Typer(
     help="Checkpoints for LangGraph that you can resume from.",
@@ -25,21 +22,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-
-
-def _fail(error: SurefootError) -> typer.Exit:
-    """Prints an error for people and gives the exit code of its reaction."""
-    Console(stderr=True, highlight=False).print(str(error), style="red", markup=False)
-    for group, code in (
-        (Refused, EXIT_REFUSED),
-        (Busy, EXIT_BUSY),
-        (Unavailable, EXIT_UNAVAILABLE),
-        (Misuse, EXIT_MISUSE),
-    ):
-        if isinstance(error, group):
-            return typer.Exit(code)
-    return typer.Exit(1)
 
 
 @app.callback(invoke_without_command=True)
@@ -69,7 +51,7 @@ def init(
 
     for option, given in (("--keys", keys), ("--highwater", highwater)):
         if given is not None and ":/" in str(given):
-            raise _fail(
+            raise failed(
                 Misconfigured(
                     field=option,
                     reason=(
@@ -94,7 +76,7 @@ def init(
         marks.setup()
         marks.close()
     except SurefootError as error:
-        raise _fail(error) from None
+        raise failed(error) from None
     if as_json:
         typer.echo(json.dumps(made, indent=2))
         return
@@ -147,7 +129,7 @@ def setup(
             saver.setup(verify_only=verify_only)
             health = saver.health()
     except SurefootError as error:
-        raise _fail(error) from None
+        raise failed(error) from None
     if as_json:
         typer.echo(json.dumps(health, indent=2))
         return

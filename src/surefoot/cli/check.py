@@ -1,0 +1,102 @@
+"""``surefoot verify``: does everything that is stored verify?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from surefoot.cli.app import app
+from surefoot.cli.asking import (
+    EXIT_REFUSED,
+    Conn,
+    Encrypted,
+    HighwaterOption,
+    Json,
+    Schema,
+    Tenant,
+    opened,
+    progress_of,
+    show,
+)
+
+__all__ = ["verify"]
+
+
+@app.command()
+def verify(
+    conn: Conn,
+    thread: Annotated[
+        str | None, typer.Argument(help="One thread. Default: all that either store knows.")
+    ] = None,
+    *,
+    highwater: HighwaterOption,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also fetch, verify and decode every value.")
+    ] = False,
+    schema: Schema = None,
+    tenant: Tenant = "default",
+    encrypted: Encrypted = False,
+    as_json: Json = False,
+) -> None:
+    """Walk a thread, or all of them, from the head down to the beginning, and report.
+
+    Takes no lease and raises no alarm beside live workers. Exit code 10 when something does
+    not verify; the report then names the last record that a restore could go back to.
+    """
+    checked, records, values = 0, 0, 0
+    broken: list[Any] = []
+    unloadable: set[str] = set()
+    with opened(
+        conn, highwater=highwater, schema=schema, tenant=tenant, encrypted=encrypted
+    ) as saver:
+        total = 1 if thread is not None else sum(1 for _ in saver.threads())
+        with progress_of("verifying threads", quiet=as_json) as tell:
+            for report in saver.verify(thread, deep=deep):
+                checked += 1
+                records += sum(report.records.values())
+                values += report.values
+                unloadable.update(report.unloadable)
+                if not report.ok:
+                    broken.append(report)
+                tell(checked, max(total, checked))
+        degraded = saver.core.degraded()
+    document = {
+        "ok": not broken,
+        "threads": checked,
+        "records": records,
+        "values": values,
+        "deep": deep,
+        "unloadable_types": sorted(unloadable),
+        "degraded": degraded,
+        "broken": [asdict(report) for report in broken],
+    }
+    if as_json:
+        show(document)
+    else:
+        _explain(document, broken)
+    if broken:
+        raise typer.Exit(EXIT_REFUSED)
+
+
+def _explain(document: dict[str, Any], broken: list[Any]) -> None:
+    depth = f", {document['values']} values" if document["deep"] else ""
+    typer.echo(
+        f"{document['threads']} threads, {document['records']} records{depth} looked at; "
+        + ("all of them verify" if not broken else f"{len(broken)} threads do not verify")
+    )
+    for report in broken:
+        typer.echo(f"\nthread {report.thread!r} ({report.state}, head {report.seq})")
+        for problem in report.problems:
+            typer.echo(f"  {problem.text}")
+        if report.last_good is not None:
+            typer.echo(
+                f"  last record that verifies down to the beginning: {report.last_good}; "
+                "`surefoot restore` goes back to it"
+            )
+    if document["unloadable_types"]:
+        names = ", ".join(document["unloadable_types"])
+        typer.echo(f"\nverified, but not loadable here: {names} (see allowed_types=)")
+    if document["degraded"]:
+        typer.echo("\ndegraded: both stores are on the same server; move the high-water store")
