@@ -19,9 +19,10 @@ def fact(
     namespace: str = "",
     stored: str = "",
     delta: str = "",
+    branch: bytes = b"",
 ) -> CheckpointFacts:
     return CheckpointFacts(
-        (namespace, checkpoint_id), parent, order, frozenset(stored), frozenset(delta), None
+        (namespace, checkpoint_id), parent, order, frozenset(stored), frozenset(delta), None, branch
     )
 
 
@@ -44,6 +45,17 @@ def test_each_namespace_has_a_latest() -> None:
         fact("e", order=5, namespace="sub|x"),
     ]
     assert decide_latest(facts) == {("", "b"), ("sub", "d"), ("sub|x", "e")}
+
+
+def test_the_head_of_a_fork_that_was_left_stays() -> None:
+    facts = [
+        fact("a", order=1),
+        fact("b", order=2),
+        fact("x", order=3, branch=b"fork"),
+        fact("y", order=4, branch=b"fork"),
+        fact("z", order=5, branch=b"other"),
+    ]
+    assert decide_latest(facts) == {("", "b"), ("", "y"), ("", "z")}
 
 
 def test_without_delta_channels_only_the_wanted_stay() -> None:

@@ -44,6 +44,11 @@ class Found:
     order: int
     later: list[RecordHead] = field(default_factory=list)
 
+    @property
+    def branch(self) -> bytes:
+        """Id of its branch: the digest of the record that began it; empty for the root branch."""
+        return self.record.link.digest if self.body.born else self.body.branch
+
 
 def writes_of(thread: str, record: RecordHead) -> WritesBody:
     """Reads a verified record of pending writes.

@@ -91,7 +91,7 @@ def _bury(ports: Ports, session: Session) -> None:
 
 
 def prune_thread(ports: Ports, serde: Serializer, thread: str) -> None:
-    """Keeps the latest checkpoint of each namespace and what it needs (strategy keep_latest).
+    """Keeps the head of each branch of each namespace and what it needs (keep_latest).
 
     Raises:
         Busy: A live worker holds the thread.
@@ -159,6 +159,7 @@ def _facts(loader: Loader, found: Found) -> CheckpointFacts:
         stored=frozenset(v.channel for v in found.body.values),
         delta=frozenset(counters),
         run_id=run_id if isinstance(run_id, str) else None,
+        branch=found.branch,
     )
 
 

@@ -793,9 +793,9 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
 
         Args:
             thread_ids: The threads; unknown ones are passed over.
-            strategy: ``keep_latest`` keeps the latest checkpoint of each namespace, its
-                pending writes, what its DeltaChannels are rebuilt from, and all effects;
-                ``delete`` deletes the threads.
+            strategy: ``keep_latest`` keeps the latest checkpoint of each namespace and of each
+                fork, their pending writes, what their DeltaChannels are rebuilt from, and all
+                effects; ``delete`` deletes the threads.
 
         Raises:
             Misuse: ``thread_ids`` is a single string, or the strategy is unknown.

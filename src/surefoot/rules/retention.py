@@ -19,6 +19,7 @@ class CheckpointFacts:
         stored: Channels whose value it stores.
         delta: Channels that it rebuilds from the writes of its ancestors.
         run_id: The run that made it, if known.
+        branch: Id of its branch; empty for the root branch.
     """
 
     place: tuple[str, str]
@@ -27,15 +28,20 @@ class CheckpointFacts:
     stored: frozenset[str]
     delta: frozenset[str]
     run_id: str | None
+    branch: bytes = b""
 
 
 def decide_latest(facts: Sequence[CheckpointFacts]) -> frozenset[tuple[str, str]]:
-    """The latest checkpoint of each namespace: the last on the chain, not the largest id."""
-    latest: dict[str, CheckpointFacts] = {}
+    """The head of each branch of each namespace: the last on the chain, not the largest id.
+
+    A fork that was left may be gone on from later, and an approval may be waiting at its head.
+    """
+    latest: dict[tuple[str, bytes], CheckpointFacts] = {}
     for fact in facts:
-        held = latest.get(fact.place[0])
+        line = (fact.place[0], fact.branch)
+        held = latest.get(line)
         if held is None or fact.order > held.order:
-            latest[fact.place[0]] = fact
+            latest[line] = fact
     return frozenset(f.place for f in latest.values())
 
 
