@@ -162,3 +162,14 @@ def test_a_store_that_does_not_answer_is_no_verdict(place: Place) -> None:
         list(checker.verify("t"))
     assert plan.hit == ["store.read_newest.before#1"]
     assert Snapshot(place.backend).rows == before.rows
+
+
+async def test_the_async_twins(place: Place) -> None:
+    grown(place)
+    reports = [r async for r in place.saver.averify(deep=True)]
+    assert {r.thread for r in reports} == {"t", "copy", "pruned"}
+    assert all(r.ok for r in reports)
+    proposed = await place.saver.apropose("t", "abort", reason="enough")
+    done = await place.saver.aresolve(place.operator.sign(proposed))
+    assert (done.action, done.thread) == ("abort", "t")
+    assert [r.state async for r in place.saver.averify("t")] == ["frozen"]

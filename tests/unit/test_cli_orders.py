@@ -235,6 +235,36 @@ def test_an_effect_in_doubt_is_settled_from_the_command_line(desk: Desk) -> None
     assert "--result" in wrong.stderr
 
 
+def test_a_lost_high_water_store_is_adopted_for_every_thread(desk: Desk) -> None:
+    desk.work()
+    with desk.open() as saver:
+        saver.copy_thread("inv-771", "inv-772")
+    desk.marks = f"sqlite:///{desk.folder}/new-marks.db"
+    signed = ("--signing-key", str(desk.signing), "--reason", "the disk died")
+    both = desk.run(*desk.on("adopt", "inv-771", "--all"), *signed)
+    assert both.exit_code == 13
+    assert "--all" in both.stderr
+    said = desk.good(*desk.on("adopt"), "--all", "--yes", *signed)
+    assert said.count("has a mark again") == 2
+    desk.good(*desk.on("verify", "--deep"))
+    again = desk.run(*desk.on("adopt"), "--all", "--yes", *signed)
+    assert again.exit_code == 0
+    assert "no thread needs it" in again.stderr
+
+
+def test_every_thread_that_lost_records_goes_back(desk: Desk) -> None:
+    desk.work()
+    with desk.open() as saver:
+        saver.copy_thread("inv-771", "lossy")
+        saver.copy_thread("inv-771", "whole")
+    ((key,),) = desk.sql("SELECT key FROM surefoot_thread WHERE thread = ?", b"lossy")
+    desk.sql("DELETE FROM surefoot_frame WHERE thread_key = ? AND last_seq > 3", key)
+    signed = ("--signing-key", str(desk.signing), "--reason", "failover")
+    done = json.loads(desk.good(*desk.on("restore"), "--all", "--yes", "--json", *signed))
+    assert [d["thread"] for d in done] == ["lossy"]
+    desk.good(*desk.on("verify", "--deep"))
+
+
 # --- keys ---------------------------------------------------------------------------------------
 
 

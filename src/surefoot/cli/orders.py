@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +20,7 @@ from surefoot.cli.asking import (
     Schema,
     Tenant,
     opened,
+    progress_of,
     refusing,
     show,
 )
@@ -27,7 +28,7 @@ from surefoot.errors import Misuse
 from surefoot.rules.decisions import Decision
 from surefoot.signing import Reviewers, SigningKey
 
-__all__ = ["resolve", "restore", "review"]
+__all__ = ["adopt", "resolve", "restore", "review"]
 
 Thread = Annotated[str, typer.Argument(help="Id of the thread.")]
 Key = Annotated[
@@ -199,18 +200,24 @@ def _read(document: Path) -> str:
         raise Misuse(field="document", reason=f"{document} is no text") from None
 
 
+Every = Annotated[bool, typer.Option("--all", help="Every thread that needs it.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before it is done.")]
+OneThread = Annotated[str | None, typer.Argument(help="Id of the thread, or use --all.")]
+
+
 @app.command()
 def restore(
     conn: Conn,
-    thread: Thread,
+    thread: OneThread = None,
     *,
     highwater: HighwaterOption,
     signing_key: Key,
     reason: Reason,
+    every: Every = False,
     to: ToSeq = None,
     horizon: Horizon = None,
     trust_key: TrustKey = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before it is done.")] = False,
+    yes: Yes = False,
     schema: Schema = None,
     tenant: Tenant = "default",
     encrypted: Encrypted = False,
@@ -218,27 +225,98 @@ def restore(
 ) -> None:
     """Go back to the last record that verifies, under your signature: review and resolve in one.
 
-    For a thread that is refused because the database was put back, lost records, or was
+    For threads that are refused because the database was put back, lost records, or was
     changed. The high-water mark is never lowered; every effect of the steps that were given up
     is looked up or asked about before it runs again. Your public key must be among the
-    reviewers (`SUREFOOT_REVIEWERS`).
+    reviewers (`SUREFOOT_REVIEWERS`). With `--all`, for every thread that does not verify.
     """
     choices = {"to_seq": to, "horizon": horizon, "trusted_keys": trust_key or None}
     with opened(
         conn, highwater=highwater, schema=schema, tenant=tenant, encrypted=encrypted
     ) as saver:
-        key = SigningKey.from_file(signing_key)
-        decision = saver.propose(
-            thread,
-            "restore",
-            reason=reason,
-            **{k: v for k, v in choices.items() if v is not None},
+        chosen = _chosen(thread, every=every)
+        if chosen is None:
+            found = [r for r in saver.verify() if not r.ok and r.state != "unwitnessed"]
+            chosen = [r.thread for r in found]
+        order = _Order("restore", reason, choices)
+        _carry_out(
+            saver, chosen, order, SigningKey.from_file(signing_key), yes=yes, as_json=as_json
         )
+
+
+@app.command()
+def adopt(
+    conn: Conn,
+    thread: OneThread = None,
+    *,
+    highwater: HighwaterOption,
+    signing_key: Key,
+    reason: Reason,
+    every: Every = False,
+    horizon: Horizon = None,
+    trust_key: TrustKey = None,
+    yes: Yes = False,
+    schema: Schema = None,
+    tenant: Tenant = "default",
+    encrypted: Encrypted = False,
+    as_json: Json = False,
+) -> None:
+    """Take over threads whose marks are lost, as they are stored, under your signature.
+
+    For a high-water store that is gone without a replica. From here on rollbacks are seen
+    again; whether there was one before, nobody can tell any more. With `--all`, for every
+    thread that the database holds and the high-water store has never seen.
+    """
+    choices = {"horizon": horizon, "trusted_keys": trust_key or None}
+    with opened(
+        conn, highwater=highwater, schema=schema, tenant=tenant, encrypted=encrypted
+    ) as saver:
+        saver.setup()  # a new high-water store has no table yet
+        chosen = _chosen(thread, every=every)
+        if chosen is None:
+            chosen = [r.thread for r in saver.verify() if r.state == "unwitnessed" and not r.ok]
+        order = _Order("adopt", reason, choices)
+        _carry_out(
+            saver, chosen, order, SigningKey.from_file(signing_key), yes=yes, as_json=as_json
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    action: str
+    reason: str
+    choices: dict[str, Any]
+
+
+def _chosen(thread: str | None, *, every: bool) -> list[str] | None:
+    """The named thread; None means every one that needs it."""
+    if every == (thread is not None):
+        raise Misuse(field="THREAD", reason="name one thread, or say --all")
+    return None if thread is None else [thread]
+
+
+def _carry_out(
+    saver: Any, threads: list[str], order: _Order, key: SigningKey, *, yes: bool, as_json: bool
+) -> None:
+    """Proposes, asks once, signs and carries out."""
+    choices = {k: v for k, v in order.choices.items() if v is not None}
+    decisions = [
+        saver.propose(thread, order.action, reason=order.reason, **choices) for thread in threads
+    ]
+    for decision in decisions:
         _explain(decision)
-        if not yes:
-            typer.confirm("Carry it out?", abort=True, err=True)
-        done = saver.resolve(key.sign(decision))
+    if not decisions:
+        typer.echo("no thread needs it", err=True)
+    elif not yes:
+        many = "it" if len(decisions) == 1 else f"these {len(decisions)} decisions"
+        typer.confirm(f"Carry out {many}?", abort=True, err=True)
+    done = []
+    with progress_of(order.action, quiet=as_json or len(decisions) < 2) as tell:
+        for number, decision in enumerate(decisions, 1):
+            done.append(saver.resolve(key.sign(decision)))
+            tell(number, len(decisions))
     if as_json:
-        show(asdict(done))
+        show([asdict(d) for d in done])
     else:
-        typer.echo(f"thread {done.thread!r} {done.text}")
+        for one in done:
+            typer.echo(f"thread {one.thread!r} {one.text}")

@@ -906,6 +906,38 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             signed.decision.thread, caller(), lambda: orders.carry_out(ports, self.serde, signed)
         )
 
+    async def averify(
+        self,
+        thread_id: str | None = None,
+        *,
+        deep: bool = False,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> AsyncIterator[ThreadReport]:
+        """Async twin of `verify`; ``progress`` is told in the saver's threads."""
+        reports = await self.core.offload.run(self.verify, thread_id, deep=deep, progress=progress)
+        while (report := await self.core.offload.run(next, reports, None)) is not None:
+            yield report
+
+    async def apropose(
+        self,
+        thread_id: str,
+        action: str,
+        *,
+        reason: str,
+        valid_for: timedelta = timedelta(hours=1),
+        **choices: Any,
+    ) -> Decision:
+        """Async twin of `propose`."""
+        return await self.core.offload.run(
+            functools.partial(
+                self.propose, thread_id, action, reason=reason, valid_for=valid_for, **choices
+            )
+        )
+
+    async def aresolve(self, decision: SignedDecision | str | bytes) -> Done:
+        """Async twin of `resolve`."""
+        return await self.core.offload.run(self.resolve, decision)
+
     def retire_key(self, thread_id: str, key_id: str, *, compromised: bool = False) -> bool:
         """Says in a thread up to where a sealing key counts; then the ring may retire it.
 
