@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import secrets
 from collections.abc import Callable, Iterator
-from typing import Any, TypedDict
+from typing import Any
 
 import pytest
 from langchain_core.messages import HumanMessage
-from langgraph.graph import START, StateGraph
 from tests.saver.conftest import Backend, at, checkpoint, metadata
 from tests.saver.test_conformance import BASE_CASES, EXTENDED_CASES, run_suite
 
 from surefoot import Keyring, SurefootSaver
 from surefoot.errors import KeyMissing, RollbackDetected, TamperDetected
+from surefoot.flows import save
+from surefoot.flows.acquire import acquire, release
 from surefoot.keys import Key
 from surefoot.langgraph.serde import StrictSerializer
 from surefoot.rules.bodies import is_encrypted, unpack_encrypted
@@ -23,6 +24,8 @@ from surefoot.rules.envelope import Identity, Kind, Link, Record, seal_frame
 pytestmark = pytest.mark.optimized
 
 LARGE = secrets.token_hex(3_000)
+#: So many channels that the checkpoint without its values takes a row of its own.
+WIDE = {secrets.token_hex(8): n for n in range(60)}
 SAID = [HumanMessage(f"said {n}", id=str(n)) for n in range(70)]
 OLD = Key("old", bytes((1,)) * 32, "primary")
 NEW = Key("new", bytes((2,)) * 32, "primary")
@@ -32,16 +35,20 @@ def as_(key: Key, state: str) -> Key:
     return Key(key.key_id, key.secret, state)
 
 
-def put(saver: SurefootSaver, config: Any, name: str, step: int = 0, **values: Any) -> Any:
+def put(
+    saver: SurefootSaver, config: Any, name: str, step: int = 0, essay: str = "", **values: Any
+) -> Any:
     made = checkpoint(name, **values)
-    return saver.put(config, made, metadata(step, run_id=f"run-{name}"), made["channel_versions"])
+    return saver.put(
+        config, made, metadata(step, run_id=f"run-{name}", essay=essay), made["channel_versions"]
+    )
 
 
 def fill(saver: SurefootSaver, thread: str = "t") -> None:
-    """Two checkpoints with values of every form, a write of each size."""
-    first = put(saver, at(thread), "c1", small=1, large=LARGE, messages=SAID[:30])
+    """Two checkpoints with values of every form, a write of each size, and many channels."""
+    first = put(saver, at(thread), "c1", small=1, large=LARGE, messages=SAID[:30], **WIDE)
     saver.put_writes(first, [("small", 2), ("large", LARGE[::-1])], "task")
-    put(saver, first, "c2", 1, small=2, large="L" + LARGE, messages=SAID)
+    put(saver, first, "c2", 1, LARGE, small=2, large="L" + LARGE, messages=SAID)
 
 
 def seen(saver: SurefootSaver, thread: str = "t") -> list[Any]:
@@ -84,35 +91,35 @@ def test_every_value_and_piece_is_encrypted(backend: Backend) -> None:
     assert key_ids(backend) == {backend.keys.primary()}
 
 
-def test_what_is_equal_is_stored_once_per_run(new_backend: Callable[[], Backend]) -> None:
+def test_what_is_equal_is_stored_once(new_backend: Callable[[], Backend]) -> None:
     """A task's write becomes the channel's value: as without encryption, one row holds both."""
     counts = []
     for encryption in (False, True):
         backend = new_backend()
         saver = backend.open_saver(encryption=encryption)
-        ran = _ran(saver)
-        assert ran["large"] == LARGE
-        assert saver.get_tuple(at("t")).checkpoint["channel_values"]["large"] == LARGE
-        saver.close()
+        ports, serde = saver.core.ports, saver.serde
+        session, _ = acquire(ports, "t", None)
+        save.put(ports, session, serde, _checkpoint("c1", None, small=1))
+        write = save.WritesSave("", "c1", [(0, "large", LARGE)], "task", "", False)
+        assert save.enqueue(ports, session, serde, write) is save.Then.RIDE
+        save.put(ports, session, serde, _checkpoint("c2", "c1", small=1, large=LARGE))
+        # The value comes back later in the run, as a write and in another channel.
+        again = save.WritesSave("", "c2", [(0, "other", LARGE)], "task", "", False)
+        save.enqueue(ports, session, serde, again)
+        save.put(ports, session, serde, _checkpoint("c3", "c2", large=LARGE, other=LARGE))
+        release(ports, session)
         counts.append(backend.counts()["surefoot_value"])
-        assert seen(backend.open_saver(encryption=encryption))
-    assert counts[0] == counts[1] > 0
+        assert [values for _, values, *_ in seen(saver)] == [
+            {"large": LARGE, "other": LARGE},
+            {"small": 1, "large": LARGE},
+            {"small": 1},
+        ]
+    assert counts == [1, 1]
 
 
-class State(TypedDict, total=False):
-    small: int
-    large: str
-    other: str
-
-
-def _ran(saver: SurefootSaver) -> dict[str, Any]:
-    builder = StateGraph(State)
-    builder.add_node("one", lambda _: {"large": LARGE})
-    builder.add_node("two", lambda _: {"small": 1, "other": LARGE[::-1]})
-    builder.add_edge(START, "one")
-    builder.add_edge("one", "two")
-    result: dict[str, Any] = builder.compile(checkpointer=saver).invoke({"small": 0}, at("t"))
-    return result
+def _checkpoint(name: str, parent: str | None, **values: Any) -> save.CheckpointSave:
+    made = checkpoint(name, **values)
+    return save.CheckpointSave("", made, metadata(), parent, made["channel_versions"])
 
 
 # --- switching it on and off ----------------------------------------------------------------------
