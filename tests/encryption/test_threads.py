@@ -255,6 +255,28 @@ def test_case_47_a_missing_encryption_key_is_named(
     put(honest, at("t", "c2"), "c3", 2, small=3)
 
 
+def test_a_retired_key_of_the_savers_own_ring_still_opens_what_the_chain_vouches_for(
+    backend: Backend,
+) -> None:
+    """One ring seals and encrypts: what its seal is worth is written in the thread."""
+    first = backend.open_saver(keys=Keyring([OLD]), encryption=True)
+    fill(first)
+    before = seen(first)
+    first.close()
+    retired = Keyring([as_(OLD, "retired"), NEW])
+    with pytest.raises(KeyMissing, match="'old' is retired"):
+        seen(backend.open_saver(keys=retired, encryption=True))
+    turned = backend.open_saver(keys=Keyring([as_(OLD, "enabled"), NEW]), encryption=True)
+    assert turned.retire_key("t", "old") is True
+    turned.close()
+    saver = backend.open_saver(keys=retired, encryption=True)
+    assert seen(saver) == before
+    known = {*cells(backend)}
+    put(saver, at("t", "c2"), "c3", 2, small=3, large=LARGE[5:])
+    assert {unpack_encrypted(c).key_id for c in cells(backend) if c not in known} == {"new"}
+    assert seen(saver)[1:] == before
+
+
 def test_the_seal_has_a_key_of_its_own(backend: Backend) -> None:
     """A ring for encryption alone neither seals nor verifies."""
     saver = backend.open_saver(encryption=Keyring([OLD]))
