@@ -59,6 +59,19 @@ def test_rules_name_code_and_tests_that_exist() -> None:
             assert test.strip() != "planned", f"{rule} is implemented and names no test"
 
 
+def test_every_claim_about_an_attacker_names_a_test_that_exists() -> None:
+    text = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (can|cannot) \| ([^|]+) \| ([^|]*) \|$", text, re.MULTILINE)
+    assert len(rows) >= 30
+    named = re.findall(r"`([\w/]+\.py)` ((?:test_\w+(?:,\s)?)+)", text)
+    for path, tests in named:
+        source = (ROOT / "tests" / path).read_text(encoding="utf-8")
+        for test in tests.split(", "):
+            assert f"def {test}(" in source, f"no {test} in tests/{path}"
+    for verdict, claim, proof in rows:
+        assert verdict == "can" or "test_" in proof, f"no test for: cannot {claim}"
+
+
 @pytest.mark.parametrize("example", sorted(ROOT.glob("examples/*.py")), ids=lambda p: p.name)
 def test_examples_run_and_run_again(example: Path, tmp_path: Path) -> None:
     outputs = [
