@@ -11,7 +11,7 @@ DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint campaign-kill clean FORCE
+.PHONY: help demo test lint campaign-kill campaign-model clean FORCE
 
 # A copied or moved checkout must not run the sources of the place it came from.
 moved = $(if $(wildcard $(1)),$(if $(filter-out $(shell cat $(1)),$(CURDIR)),FORCE))
@@ -41,6 +41,9 @@ lint: $(DEV) ## ruff, format, mypy, layers
 
 campaign-kill: $(DEV) ## SIGKILL 2,000 real processes at printed barriers (FULL=1: 20,000, hours)
 	@SUREFOOT_KILLS=$(if $(FULL),20000,2000) $(PY) -m pytest -m kill -v -rP $(ARGS)
+
+campaign-model: $(DEV) ## explore the protocol's model: all configurations, over 25 million states (JSON=path: a report)
+	@JSON="$(JSON)" $(PY) -m tests.model.campaign $(ARGS)
 
 clean: ## remove the environment, caches and build products
 	[ ! -e $(VENV)/.surefoot ] || rm -rf $(VENV)
