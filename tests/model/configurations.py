@@ -120,7 +120,36 @@ QUICK: tuple[Config, ...] = (
 )
 
 #: Added by `make campaign-model`.
-CAMPAIGN: tuple[Config, ...] = ()
+CAMPAIGN: tuple[Config, ...] = (
+    Config("exit and an adversary", program=(K, K), durability="exit", edits=1),
+    Config("four epochs, looked at", program=(L,), epochs=4, crashes=2, reader=True),
+    Config("restore N and L", program=(("N", "L"),), failovers=1, restores=1, epochs=4, crashes=0),
+    Config("two edits, three epochs", program=(N,), edits=2),
+    Config("other results, looked at", program=(L, N), crashes=2, values=2, reader=True),
+    Config("failover of two steps", program=(L, N), failovers=1),
+    Config("restore K", program=((), K), failovers=1, restores=1, epochs=4, crashes=0),
+    Config("failover and an edit", program=(N,), failovers=1, edits=1),
+    Config(
+        "everything lags",
+        program=(L,),
+        crashes=2,
+        strong=False,
+        timeouts=1,
+        failures=1,
+        replies=1,
+    ),
+    Config("lost replies of two steps", program=(L, N), replies=1, writes=True),
+    Config("prune and an edit", program=((), N), prune_at=1, edits=1, epochs=2, reader=True),
+    Config("two edits, looked at", program=(N,), edits=2, epochs=2, reader=True),
+    Config("any subset twice", program=(L,), edits=2, subsets=True, epochs=2),
+    Config("failover, looked at", program=(N,), failovers=1, reader=True),
+    Config("any subset, three epochs", program=(N,), edits=1, subsets=True),
+    Config("three steps", program=(K, L, N)),
+    Config("K twice, looked at", program=(("K", "K"),), reader=True),
+    Config(
+        "weak lookup, looked at", program=(L,), crashes=2, strong=False, timeouts=1, reader=True
+    ),
+)
 
 
 class Mistake(NamedTuple):

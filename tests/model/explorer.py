@@ -9,6 +9,7 @@ knows a holder by its epoch), so they are kept in order.
 
 from __future__ import annotations
 
+import gc
 import resource
 import sys
 import time
@@ -35,6 +36,7 @@ from tests.model.surroundings import Surroundings
 _BITS = 26
 _MASK = (1 << _BITS) - 1
 _READER, _LOW, _HIGH = _BITS, 2 * _BITS, 3 * _BITS
+_READERS = _MASK << _READER
 
 Progress = Callable[[int, int], None]
 
@@ -160,45 +162,57 @@ class Explorer:
     def _next(self, state: int) -> list[int]:
         """All states that follow; a violation is raised from in here."""
         shared = state & _MASK
-        reader = state & (_MASK << _READER)
         low = (state >> _LOW) & _MASK
         high = state >> _HIGH
-        epochs = self._epochs
         held = self._holder[shared]
-        if held < 0:
-            lives = epochs[low] > 0 or epochs[high] > 0
+        if held == 0:
+            lives = False
+        elif held < 0:
+            lives = self._epochs[low] > 0 or self._epochs[high] > 0
         else:
-            lives = held != 0 and held in (epochs[low], epochs[high])
-        flag = lives << (2 * _BITS)
-        out: list[int] = []
-        for mine, other in ((low, high), (high, low)):
-            key = shared | mine << _BITS | flag
+            lives = held in (self._epochs[low], self._epochs[high])
+        reader = state & _READERS
+        key = (shared | low << _BITS) << 1 | lives
+        steps = self._steps.get(key)
+        if steps is None:
+            steps = self._worker_steps(key, shared, low, lives=lives)
+        out = [
+            then | reader | (w << _LOW | high << _HIGH if w < high else high << _LOW | w << _HIGH)
+            for then, w in steps
+        ]
+        if low != high:
+            key = (shared | high << _BITS) << 1 | lives
             steps = self._steps.get(key)
             if steps is None:
-                steps = self._worker_steps(key, shared, mine, lives=lives)
-            for then, w in steps:
-                if w < other:
-                    out.append(then | reader | w << _LOW | other << _HIGH)
-                else:
-                    out.append(then | reader | other << _LOW | w << _HIGH)
-            if low == high:
-                break
-        rest = state & ~_MASK
+                steps = self._worker_steps(key, shared, high, lives=lives)
+            out += [
+                then | reader | (w << _LOW | low << _HIGH if w < low else low << _LOW | w << _HIGH)
+                for then, w in steps
+            ]
         events = self._events.get(shared)
         if events is None:
             events = self._shared_events(shared)
-        out += [then | rest for then in events]
+        if events:
+            rest = state - shared
+            out += [rest | then for then in events]
         if self.config.reader:
             key = shared | reader
             looks = self._looks.get(key)
             if looks is None:
                 looks = self._reader_looks(key, shared, reader >> _READER)
-            fixed = state & ~(_MASK << _READER)
+            fixed = state - reader
             out += [fixed | then for then in looks]
         return out
 
     def run(self, *, limit: int | None = None, progress: Progress | None = None) -> Found:
         """Visits everything, or stops at the first violation or at the limit."""
+        gc.disable()  # nothing in here is cyclic, and there is much to look through
+        try:
+            return self._run(limit, progress)
+        finally:
+            gc.enable()
+
+    def _run(self, limit: int | None, progress: Progress | None) -> Found:
         began = time.monotonic()
         found = self.found
         first = self._first()
@@ -210,6 +224,7 @@ class Explorer:
             while frontier:
                 found.depth += 1
                 following: list[int] = []
+                add = following.append
                 for state in frontier:
                     after = self._next(state)
                     found.transitions += len(after)
@@ -218,7 +233,7 @@ class Explorer:
                     for then in after:
                         if then not in seen:
                             seen.add(then)
-                            following.append(then)
+                            add(then)
                             if parents is not None:
                                 parents[then] = state
                 if progress is not None:
