@@ -190,3 +190,9 @@ def gate(
 @cache
 def after_publish(ours: int, marked: int, at: int, old: int, new: int) -> Then:
     return decide_publish(PublishFacts(ours, marked, digest(at), digest(old), digest(new)))
+
+
+def forget_judgements() -> None:
+    """Empties what is remembered of the rules' answers."""
+    for judgement in (tail, resume, call, barrier, absent, may_acquire, gate, after_publish):
+        judgement.cache_clear()

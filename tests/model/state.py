@@ -190,6 +190,7 @@ INVARIANTS = {
     "twice": "an effect happened more than once, or under two keys",
     "arguments": "one key was sent with different arguments",
     "lost effect": "a completed run lacks an effect",
+    "lost outcome": "a stored outcome that follows the head was not adopted",
     "lost checkpoint": "somebody goes on from a chain that lacks an acknowledged checkpoint",
     "unwitnessed": "the mark does not stand for an acknowledged checkpoint",
     "wrong state": "a state was served that is not the one that the mark names",

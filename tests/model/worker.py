@@ -222,6 +222,9 @@ class Workers(Checks):
         follows = mark in ancestry(look.head)
         text = f"{shown(look.head)} does not follow {shown(mark)}"
         self.require(follows, "wrong state", text)
+        left = [n for n in s.rows.visible() if RECORDS[n].prev == look.head]
+        left = [n for n in left if RECORDS[n].kind in "EW"]
+        self.require(not left, "lost outcome", f"{[shown(n) for n in left]} not adopted")
         truth = fold(look.head, None)
         self.require(truth == look.fold, "wrong state", f"{look.fold} instead of {truth}")
         self.require(
@@ -316,7 +319,8 @@ class Workers(Checks):
             self.require(not self.untouched(s.budget), "false conflict", f"slot {slot}")
             return "conflict", s, w._replace(phase=PUBLISH, then="refuse")
         if then is Verdict.REFUSE:
-            self.require(w.epoch > 1, "false refusal", f"slot {slot}")
+            open_still = state in {None, "started", "in_doubt"}
+            self.require(w.epoch > 1 and open_still, "false refusal", f"slot {slot}: {state}")
             return "refuse", s, w._replace(phase=PUBLISH, then="refuse")
         if then is Verdict.ASK:
             return "call", s, w._replace(phase=ASK, then=0)
@@ -590,7 +594,9 @@ class Workers(Checks):
             yield self._renew(s, w)
             return
         if not (self.config.durability == "exit" and receiver == "K"):
-            self.require(not w.deferred, "unpublished base", f"slot {slot}")
+            published = s.mark is not None and self._base(w) in ancestry(s.mark.digest)
+            text = f"slot {slot} under {shown(self._base(w))}"
+            self.require(published and not w.deferred, "unpublished base", text)
         key = self._key(w, slot)
         flying = tuple(sorted((*s.world.flying, (slot, key, w.value, w.epoch))))
         world = s.world._replace(flying=flying)
