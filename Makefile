@@ -42,7 +42,7 @@ lint: $(DEV) ## ruff, format, mypy, layers
 campaign-kill: $(DEV) ## SIGKILL 2,000 real processes at printed barriers (FULL=1: 20,000, hours)
 	@SUREFOOT_KILLS=$(if $(FULL),20000,2000) $(PY) -m pytest -m kill -v -rP $(ARGS)
 
-campaign-model: $(DEV) ## explore the protocol's model: all configurations, over 25 million states (JSON=path: a report)
+campaign-model: $(DEV) ## explore 25 million states of the protocol (JSON=path writes a report)
 	@JSON="$(JSON)" $(PY) -m tests.model.campaign $(ARGS)
 
 clean: ## remove the environment, caches and build products

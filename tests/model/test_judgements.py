@@ -60,11 +60,11 @@ def adopting(*kinds: Kind) -> Wrong:
 
     def wrong(head: Any, frames: Any) -> Any:
         kept = chain.ADOPTED_KINDS
-        chain.ADOPTED_KINDS = frozenset(kinds)  # type: ignore[misc]
+        chain.ADOPTED_KINDS = frozenset(kinds)
         try:
             return chain.decide_tail(head, frames)
         finally:
-            chain.ADOPTED_KINDS = kept  # type: ignore[misc]
+            chain.ADOPTED_KINDS = kept
 
     return wrong
 
