@@ -20,27 +20,21 @@ One of them by itself: ``python -m agmi.check --adapter tests.external.agmi_adap
 from __future__ import annotations
 
 import hashlib
-import itertools
 import operator
 import os
-import shutil
-import sqlite3
-import struct
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypedDict
 
 import ormsgpack
-import psycopg
 from agmi.adapters.base import MemoryAdapter
 from agmi.adapters.base import Record as Row
 from langgraph.checkpoint.base import create_checkpoint, empty_checkpoint
 from langgraph.graph import START, StateGraph
-from tests.postgres import fresh_database
+from tests.content_stores import PostgresStore, SqliteStore
+from tests.frames import LAYOUTS, Body, OpenFrame, inline, value_of
 
 from surefoot import Keyring, SurefootSaver, effect
 from surefoot.errors import RollbackDetected, TamperDetected
@@ -49,8 +43,6 @@ from surefoot.rules.bodies import (
     ChannelValue,
     CheckpointBody,
     EffectBody,
-    Inline,
-    Typed,
     Write,
     WritesBody,
     pack_stored,
@@ -60,23 +52,12 @@ from surefoot.rules.envelope import (
     Identity,
     Kind,
     Link,
-    Record,
-    record_digest,
     seal_frame,
 )
 
 TENANT = "default"
 THREAD, OTHER = "agmi-thread", "agmi-thread-B"
 SEED, OTHER_SEED, TAMPERED = "agmi-seed-", "agmi-other-", "agmi-TAMP-"
-TABLES = ("surefoot_thread", "surefoot_frame", "surefoot_value", "surefoot_chunk", "surefoot_run")
-_schemas = itertools.count(1)
-
-Body = CheckpointBody | WritesBody | EffectBody
-_LAYOUTS: dict[int, type[Body]] = {
-    Kind.CHECKPOINT: CheckpointBody,
-    Kind.WRITES: WritesBody,
-    Kind.EFFECT: EffectBody,
-}
 
 
 class State(TypedDict, total=False):
@@ -86,188 +67,11 @@ class State(TypedDict, total=False):
     done: Annotated[list[str], operator.add]
 
 
-# --- frames, without keys -------------------------------------------------------------------------
-
-
-class OpenFrame:
-    """A stored frame taken apart; nothing of this needs a key.
-
-    Attributes:
-        prev: Digest of the record before the first one.
-        records: Kind, schema, subject and stored body of each record.
-    """
-
-    def __init__(self, last_seq: int, epoch: int, head: bytes, body: bytes) -> None:
-        self.last_seq, self.epoch = last_seq, epoch
-        size = head[1]
-        self.key_id = head[2 : 2 + size].decode()
-        at = 2 + size
-        self.prev, at = head[at : at + 32], at + 32
-        self.floor, at = head[at : at + 8], at + 8
-        count = int.from_bytes(head[at : at + 2], "big")
-        at += 2
-        self.records: list[Record] = []
-        begin = 0
-        for number in range(count):
-            kind, schema, subject, length = struct.unpack(">BB16sI", head[at : at + 22])
-            # The last one to the end: a blunt edit leaves lengths in the head as they were.
-            end = begin + length if number < count - 1 else len(body)
-            self.records.append(Record(Kind(kind), schema, subject, body[begin:end]))
-            begin += length
-            at += 22 + 32
-        self.seal = head[at:]
-
-    def digest(self, identity: Identity) -> bytes:
-        """Digest of the last record, as the chain counts it."""
-        digest = self.prev
-        seq = self.last_seq - len(self.records)
-        for record in self.records:
-            seq += 1
-            what = (record.kind, record.schema, record.subject)
-            body = (hashlib.sha256(record.body).digest(), len(record.body))
-            digest = record_digest(identity, seq, self.epoch, what, digest, body, self.key_id)
-        return digest
-
-    def head(self) -> bytes:
-        """The head again, with digests and lengths that fit the bodies; the seal stays stale."""
-        key = self.key_id.encode()
-        return b"".join(
-            (
-                bytes((1, len(key))),
-                key,
-                self.prev,
-                self.floor,
-                len(self.records).to_bytes(2, "big"),
-                *(
-                    struct.pack(">BB16sI", r.kind, r.schema, r.subject, len(r.body))
-                    + hashlib.sha256(r.body).digest()
-                    for r in self.records
-                ),
-                self.seal,
-            )
-        )
-
-    def body(self) -> bytes:
-        """The bodies, one after the other."""
-        return b"".join(r.body for r in self.records)
-
-    def bodies(self) -> list[Body]:
-        """What the records say."""
-        return [
-            _LAYOUTS[r.kind].unpack(r.schema, r.body) for r in self.records if r.kind in _LAYOUTS
-        ]
-
-    def change(self, change: Callable[[Body], Body]) -> None:
-        """Puts changed bodies in place of the records that have a layout."""
-        self.records = [
-            replace(r, body=change(_LAYOUTS[r.kind].unpack(r.schema, r.body)).pack())
-            if r.kind in _LAYOUTS
-            else r
-            for r in self.records
-        ]
-
-
-def inline(value: Any) -> Typed:
-    """A value inside a record."""
-    return Typed("msgpack", Inline(pack_stored(ormsgpack.packb(value))))
-
-
-def value_of(typed: Typed) -> Any:
-    """A small value, read without any serialiser of ours."""
-    if not isinstance(typed.ref, Inline):
-        return typed.ref
-    raw = unpack_stored(typed.ref.stored)
-    return ormsgpack.unpackb(raw) if typed.tag == "msgpack" else raw
-
-
 def tampered(value: Any) -> Any:
     """The same with another meaning and the same encoding."""
     if isinstance(value, str) and SEED in value:
         return value.replace(SEED, TAMPERED)
     return f"{value} [TAMPERED]"
-
-
-# --- stores ---------------------------------------------------------------------------------------
-
-
-class SqliteStore:
-    """Two SQLite files; the content file is what the attacker holds."""
-
-    dialect = "sqlite"
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "content.db"
-        self.url, self.marks = f"sqlite:///{self.path}", f"sqlite:///{folder}/marks.db"
-        self.schema: str | None = None
-
-    def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Runs SQL behind the saver's back."""
-        with closing(sqlite3.connect(self.path, timeout=30)) as database:
-            rows = database.execute(statement, values).fetchall()
-            database.commit()
-            return rows
-
-    def snapshot(self) -> Any:
-        """A copy of every byte, taken while nobody has the file open."""
-        copy = self.path.with_suffix(".copy")
-        shutil.copy2(self.path, copy)
-        return copy
-
-    def restore(self, token: Any) -> None:
-        """Puts the copy back."""
-        for side in ("-wal", "-shm", "-journal"):
-            self.path.with_name(self.path.name + side).unlink(missing_ok=True)
-        shutil.copy2(token, self.path)
-
-    def drop(self) -> None:
-        """The folder goes with the test."""
-
-
-@cache
-def _databases() -> tuple[str, str]:
-    return fresh_database(), fresh_database()
-
-
-class PostgresStore:
-    """A schema of a real PostgreSQL, and a high-water store in another database."""
-
-    dialect = "postgres"
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.url, self.marks = _databases()
-        self.schema = f"agmi_{os.getpid()}_{next(_schemas)}"
-
-    def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Runs SQL behind the saver's back."""
-        path = f"-c search_path={self.schema}"
-        with psycopg.connect(self.url, autocommit=True, options=path) as connection:
-            cursor = connection.execute(statement.replace("?", "%s").encode(), values)
-            return [] if cursor.description is None else cursor.fetchall()
-
-    def snapshot(self) -> Any:
-        """Every row of every table in PostgreSQL's binary form."""
-        copied: dict[str, bytes] = {}
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            for table in TABLES:
-                copy = f"COPY {self.schema}.{table} TO STDOUT (FORMAT BINARY)"
-                with connection.cursor().copy(copy.encode()) as rows:
-                    copied[table] = b"".join(bytes(row) for row in rows)
-        return copied
-
-    def restore(self, token: Any) -> None:
-        """Puts the rows back."""
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            for table, raw in token.items():
-                connection.execute(f"TRUNCATE {self.schema}.{table}".encode())
-                copy = f"COPY {self.schema}.{table} FROM STDIN (FORMAT BINARY)"
-                with connection.cursor().copy(copy.encode()) as rows:
-                    rows.write(raw)
-
-    def drop(self) -> None:
-        """Drops the schema."""
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE".encode())
 
 
 # --- the adapters ---------------------------------------------------------------------------------
@@ -430,7 +234,7 @@ class Frames(SurefootAdapter):
 
     def _counts(self, body: Body) -> bool:
         """Whether a frame with such a record is one that the suite sees."""
-        return isinstance(body, _LAYOUTS[self.kind])
+        return isinstance(body, LAYOUTS[self.kind])
 
     @staticmethod
     def _open_frame(fields: dict[str, Any]) -> OpenFrame:

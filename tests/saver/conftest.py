@@ -95,7 +95,11 @@ class Backend:
             stderr=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),  # the same sources
+                "PYTHONUNBUFFERED": "1",
+            },
         )
         self._children.append(process)
         return process
