@@ -28,7 +28,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypedDict
 
-import ormsgpack
 from agmi.adapters.base import MemoryAdapter
 from agmi.adapters.base import Record as Row
 from langgraph.checkpoint.base import create_checkpoint, empty_checkpoint
@@ -57,7 +56,7 @@ from surefoot.rules.envelope import (
 
 TENANT = "default"
 THREAD, OTHER = "agmi-thread", "agmi-thread-B"
-SEED, OTHER_SEED, TAMPERED = "agmi-seed-", "agmi-other-", "agmi-TAMP-"
+SEED, OTHER_SEED, TAMPERED = "agmi-seed-", "agmi-twin-", "agmi-TAMP-"
 
 
 class State(TypedDict, total=False):
@@ -567,13 +566,16 @@ class Values(Pieces):
 
     def _seed(self, thread: str, word: str, numbers: range) -> None:
         for number in numbers:
-            self._put(thread, number, f"{word}{number} {os.urandom(900).hex()}")
+            # Nothing that compresses: all are equally long, so that only digests can tell.
+            self._put(thread, number, f"{word}{number} ".encode() + os.urandom(900))
             self._note_order(thread)
 
     def mutate_payload(self, record: Row) -> Row:
-        """Changes the text inside, in a proper encoding."""
-        text = ormsgpack.unpackb(unpack_stored(record.fields["body"]))
-        body = pack_stored(ormsgpack.packb(tampered(text)))
+        """Changes the text inside, in a proper encoding and of the same length."""
+        raw = unpack_stored(record.fields["body"])
+        body = pack_stored(raw.replace(SEED.encode(), TAMPERED.encode()))
+        if body == record.fields["body"] or len(body) != len(record.fields["body"]):
+            raise RuntimeError("the edit is none, or of another length")
         return Row(record.seq, {**record.fields, "body": body})
 
     def forge_record(self, template: Row) -> Row:
@@ -625,16 +627,40 @@ SqliteValues, PostgresValues = _on(SqliteStore, Values), _on(PostgresStore, Valu
 SqliteListChunks, PostgresListChunks = _on(SqliteStore, ListChunks), _on(PostgresStore, ListChunks)
 
 
-class SqliteBlunt(SqliteJournal):
-    """Changes bytes and repairs nothing."""
+class _Blunt(Journal):
+    """Changes bytes and repairs nothing; lengths stay, so that only digests can tell."""
 
     repairs = False
 
+    def mutate_payload(self, record: Row) -> Row:
+        """Tries other words until the compressed body is as long as it was."""
+        size = len(record.fields["body"])
+        for number in range(100_000):
+            made = self._changed(record, lambda body, n=number: _with_word(body, f"agmi-{n:05d}"))
+            if len(made.fields["body"]) == size:
+                return made
+        raise RuntimeError("no edit of the same length was found")
 
-class PostgresBlunt(PostgresJournal):
-    """Changes bytes and repairs nothing."""
 
-    repairs = False
+def _with_word(body: Body, word: str) -> Body:
+    if not isinstance(body, CheckpointBody):
+        return body
+    values = [
+        ChannelValue(v.channel, inline(value_of(v.value).replace(SEED, word))) for v in body.values
+    ]
+    return replace(body, values=tuple(values))
+
+
+class SqliteBlunt(_Blunt):
+    """On SQLite."""
+
+    store_of = SqliteStore
+
+
+class PostgresBlunt(_Blunt):
+    """On PostgreSQL."""
+
+    store_of = PostgresStore
 
 
 #: Of these every one of the nine edits must be rejected.
