@@ -2,8 +2,9 @@
 
 Each is made for the stock serialiser, which does as it is told; a test proves that first.
 
-* ``msgpack``: every extension code of LangGraph's format (CVE-2026-28277, GHSA-g48c-2wqr-h844),
-  and a class that even the strict serialiser would rebuild, had it been sealed.
+* ``msgpack``: every extension code of LangGraph's format (CVE-2026-28277, GHSA-g48c-2wqr-h844).
+* ``dataclass``: one that even the strict serialiser rebuilds, because users store such, so that
+  only the order of things protects: nothing is decoded before its seal was verified.
 * ``json``: constructors of ``lc`` 2 (CVE-2025-64439, GHSA-wwqv-p2pp-99h5), also with the
   ``method`` field (GHSA-fjqc-hq36-qh5p).
 * ``pickle``: the fallback of caches (CVE-2026-27794, GHSA-mhr3-j7m5-c7c9).
@@ -99,14 +100,19 @@ def extension(code: int, path: str) -> ormsgpack.Ext:
 
 
 def of_msgpack(folder: Path) -> Payload:
-    """All extension codes in one list, and a data class."""
+    """All extension codes in one list."""
     bombs: dict[str, ormsgpack.Ext] = {}
     for code in (*CALLING, *NESTING):
         bombs[f"ext {code}"] = extension(code, str(folder / f"ext {code}"))
-    path = str(folder / "dataclass")
-    bombs["dataclass"] = _ext(2, [Marking.__module__, "Marking", {"path": path}])
     raw = ormsgpack.packb([*bombs.values()])
     return Payload("msgpack", raw, tuple(folder / n for n in bombs), JsonPlusSerializer())
+
+
+def of_dataclass(folder: Path) -> Payload:
+    """A data class of the caller's."""
+    path = folder / "dataclass"
+    raw = ormsgpack.packb(_ext(2, [Marking.__module__, "Marking", {"path": str(path)}]))
+    return Payload("msgpack", raw, (path,), JsonPlusSerializer())
 
 
 def of_json(folder: Path) -> Payload:
@@ -130,7 +136,10 @@ def of_pickle(folder: Path) -> Payload:
     return Payload("pickle", raw, (folder / "pickle",), JsonPlusSerializer(pickle_fallback=True))
 
 
+#: What no release of ours builds, sealed or not.
 MAKERS = {"msgpack": of_msgpack, "json": of_json, "pickle": of_pickle}
+#: What must not be built from bytes that are not sealed.
+UNSEALED = {"dataclass": of_dataclass, **MAKERS}
 
 
 def payloads(folder: Path) -> list[Payload]:
