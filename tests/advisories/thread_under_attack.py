@@ -57,6 +57,7 @@ class Attacked:
         self.sent: list[str] = []
         self._savers: list[SurefootSaver] = []
         self._saved: tuple[Any, Any] | None = None
+        self.checkpoint_id = ""
 
     def open(self, *, setup: bool = True, **settings: Any) -> SurefootSaver:
         """Another saver, as another process would open it."""
@@ -120,6 +121,10 @@ class Attacked:
             config = {**at(thread), "metadata": {"run_id": f"{RUN}-{thread}"}}
             self.graph(saver).invoke({"delta": ["start"], "log": ["start"]}, config)
             saver.release(thread)
+        latest = saver.get_tuple(at("t"))
+        if latest is None:
+            raise AssertionError("the thread was not stored")
+        self.checkpoint_id = latest.checkpoint["id"]
         self.save()
         if sorted(self.sent) != ["one", "one", "two", "two"]:
             raise AssertionError(self.sent)
@@ -151,7 +156,7 @@ async def ways(
         await half.copy_thread("t", "copy")
         return await half.get_tuple(at("copy"))
 
-    ident = next(iter(await ids(attacked)))
+    ident = attacked.checkpoint_id
     calls: dict[str, Callable[[], Awaitable[Any]]] = {
         "setup": half.setup,
         "get_tuple": lambda: half.get_tuple(at("t")),
@@ -176,17 +181,6 @@ async def ways(
         raise AssertionError("a way was left out")
     for name, call in calls.items():
         yield name, call
-
-
-_ids: dict[int, list[str]] = {}
-
-
-async def ids(attacked: Attacked) -> list[str]:
-    """Ids of the thread's checkpoints, learnt while nothing had been touched yet."""
-    if id(attacked) not in _ids:
-        found = [t.checkpoint["id"] for t in attacked.open().list(at("t"))]
-        _ids[id(attacked)] = found
-    return _ids[id(attacked)]
 
 
 async def answers(
@@ -226,6 +220,9 @@ def check_honest(given: dict[str, str]) -> None:
     """Nothing was touched: every way must have given something."""
     if refusals(given) or len(given) != len(READS) + len(WRITES):
         raise AssertionError(given)
+    empty = [name for name in READS[1:] if given[name] in ("None", "[]", "{}")]
+    if empty:
+        raise AssertionError(f"there is nothing to be read by {empty}")
 
 
 __all__ = [
