@@ -11,7 +11,7 @@ DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint campaign-kill campaign-model clean FORCE external-agmi
+.PHONY: help demo test lint campaign-kill campaign-model clean FORCE external-agmi campaign-advisories
 
 # A copied or moved checkout must not run the sources of the place it came from.
 moved = $(if $(wildcard $(1)),$(if $(filter-out $(shell cat $(1)),$(CURDIR)),FORCE))
@@ -44,6 +44,9 @@ campaign-kill: $(DEV) ## SIGKILL 2,000 real processes at printed barriers (FULL=
 
 campaign-model: $(DEV) ## explore 25 million states of the protocol (JSON=path writes a report)
 	@JSON="$(JSON)" $(PY) -m tests.model.campaign $(ARGS)
+
+campaign-advisories: $(DEV) ## tampering and advisories in full: every form, both halves on both databases (minutes)
+	@SUREFOOT_FULL=1 $(PY) -m pytest tests/advisories tests/external -v $(ARGS)
 
 external-agmi: $(DEV) ## agmi-check's own tables: nine published tamper edits, on both databases (a minute)
 	@$(PY) -m tests.external.agmi_tables $(ARGS)

@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.advisories.conftest import HALVES
 from tests.advisories.payloads import UNSEALED, Payload
 from tests.advisories.thread_under_attack import (
     READS,
@@ -37,6 +38,8 @@ from surefoot.rules.bodies import (
 from surefoot.rules.envelope import Kind
 
 pytestmark = pytest.mark.optimized
+
+FULL = len(HALVES) > 1
 
 #: Columns that tell rows apart, by table.
 KEYS: Mapping[str, tuple[str, ...]] = {
@@ -156,20 +159,23 @@ def forms(attacked: Attacked, column: str, made: list[Payload]) -> list[Any]:
 
 
 @pytest.mark.parametrize("table", KEYS)
-async def test_case_44_in_every_column(attacked: Attacked, folder: Path, table: str) -> None:
+async def test_case_44_in_every_column(
+    attacked: Attacked, folder: Path, table: str, other: bool
+) -> None:
     made = [make(folder) for make in UNSEALED.values()]
 
     def fired() -> list[str]:
         return [name for payload in made for name in payload.fired()]
 
-    is_async = attacked.store.dialect == "postgres"
+    is_async = (attacked.store.dialect == "postgres") is not other
     honest = await answers(attacked, fired, is_async=is_async)
     check_honest(honest)
     columns = columns_of(attacked, table)
     assert set(KEYS[table]) < {*columns, "also"}
     hits, by_the_database = 0, set[str]()
     for column in columns:
-        for planted in forms(attacked, column, made):
+        planted_forms = forms(attacked, column, made)
+        for planted in planted_forms if FULL else planted_forms[:2]:
             attacked.put_back()
             try:
                 hits += plant(attacked, table, column, planted)
@@ -276,12 +282,12 @@ def places(attacked: Attacked, payload: Payload) -> Iterator[tuple[str, Callable
     yield "chunks", lambda: in_chunks(attacked, payload)
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", UNSEALED)
 async def test_case_44_in_place_of_values(
-    attacked: Attacked, folder: Path, kind: str, is_async: bool
+    attacked: Attacked, folder: Path, kind: str, other: bool
 ) -> None:
     payload = UNSEALED[kind](folder)
+    is_async = (attacked.store.dialect == "postgres") is not other
     honest = await answers(attacked, payload.fired, is_async=is_async)
     check_honest(honest)
     planted = [*places(attacked, payload)]
