@@ -62,7 +62,7 @@ def test_rules_name_code_and_tests_that_exist() -> None:
 def test_every_claim_about_an_attacker_names_a_test_that_exists() -> None:
     text = (ROOT / "docs/security.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (can|cannot) \| ([^|]+) \| ([^|]*) \|$", text, re.MULTILINE)
-    assert len(rows) >= 30
+    assert len(rows) >= 25
     named = re.findall(r"`([\w/]+\.py)` ((?:test_\w+(?:,\s)?)+)", text)
     for path, tests in named:
         source = (ROOT / "tests" / path).read_text(encoding="utf-8")

@@ -116,6 +116,21 @@ def test_a_thread_that_is_gone_from_the_database_starts_anew_under_its_horizon(
     assert len(place.world.sent["L"]) == 4, "a lost effect was sent again"
 
 
+def test_rows_of_an_earlier_life_are_nothing_to_go_back_to(place: Place) -> None:
+    place.graph("K", stop=2).invoke({"done": []}, at("t"))
+    earlier = Snapshot(place.backend)
+    place.saver.delete_thread("t")
+    place.graph("K").invoke({"done": []}, at("t"))
+    earlier.put_back()
+    with pytest.raises((RollbackDetected, TamperDetected)):
+        place.saver.get_tuple(at("t"))
+    with pytest.raises(Misuse, match="to_seq=0"):
+        place.saver.propose("t", "restore", reason="x")
+    place.decide("t", "restore", to_seq=0)
+    assert place.graph("K", place.open()).invoke({"done": []}, at("t"))["done"] == whole("K")
+    assert [r.ok for r in place.open().verify("t", deep=True)] == [True]
+
+
 def test_a_damaged_head_names_the_last_good_record_and_an_order_goes_back_to_it(
     place: Place,
 ) -> None:

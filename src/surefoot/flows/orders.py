@@ -347,6 +347,10 @@ def _restore(ports: Ports, serde: Serializer, signed: SignedDecision) -> Done:
         )
         trusted = decision.trusted_keys or ()
         chain = lenient(ports, decision.thread, mark.incarnation, to, trusted)
+        if chain is not None and not to.seq and chain.row.incarnation < mark.incarnation:
+            # Rows of an earlier life, whose tombstone is published: nothing of them is kept (P6).
+            ports.store.delete_thread(chain.row.key)
+            chain = None
         records: list[Record] = []
         if chain is not None:
             session.key, session.stored_head = chain.row.key, chain.row.head
