@@ -427,11 +427,11 @@ def test_a_worker_that_loads_after_its_fence_stays_outside(backend: Backend) -> 
     """Between acquiring and loading the lease ran out, and another worker wrote."""
     short = ResumePolicy(lease_ttl_ms=1, handover_grace_ms=5_000)
     stale, fresh = backend.open_saver(policy=short).core.ports, backend.open_saver().core.ports
-    late, mark = acquire._begin(stale, "t", object())
+    late, mark = acquire.begin(stale, "t", object())
     run_out(backend.open_saver())
     session, _ = acquire.acquire(fresh, "t", object())
     journal.append(fresh, session, [writes_record()])
-    acquire._load(stale, late, mark)
+    acquire._load(stale, late, mark, adopt=True)
     assert late.stored_head is not None
     assert late.stored_head.epoch == session.epoch > late.epoch
     with pytest.raises(Fenced):
