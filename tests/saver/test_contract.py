@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import logging
 import operator
+import os
 import random
 import signal
 import socket
