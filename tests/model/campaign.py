@@ -17,7 +17,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from tests.model.configurations import ACTIONS, CAMPAIGN, MISTAKES, QUICK
@@ -93,7 +92,7 @@ def report(path: str, founds: Sequence[Found], seconds: float) -> None:
             "peak_mb_of_one_process": max(f.peak_mb for f in founds),
             "collisions": "none: states are kept whole, not as fingerprints",
             "actions": dict(sorted(coverage(founds).items())),
-            "configurations": [asdict(f) for f in founds],
+            "configurations": [{**vars(f), "actions": dict(f.actions)} for f in founds],
         },
         indent=2,
     )

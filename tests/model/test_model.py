@@ -41,11 +41,13 @@ mistake shows with ``make campaign-model ARGS='--trace "no parent check"'``.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.pool import AsyncResult, Pool
+from pathlib import Path
 
 import pytest
-from tests.model.campaign import LEAST, coverage, explore, line, processes, show
+from tests.model.campaign import LEAST, coverage, explore, line, processes, report, show
 from tests.model.configurations import ACTIONS, CAMPAIGN, MISTAKES, QUICK, Mistake
 from tests.model.explorer import Found
 from tests.model.state import INVARIANTS, Config
@@ -131,6 +133,15 @@ def test_a_trace_is_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
     assert "worker of epoch 1: create" in shown
     assert "=> false alarm" in shown
     assert show("no such mistake") == 2
+
+
+def test_a_report_can_be_read_back(tmp_path: Path) -> None:
+    founds = [broken(mistake) for mistake in MISTAKES[:3]]
+    report(str(tmp_path / "model.json"), founds, 1.5)
+    read = json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))
+    assert read["states"] == sum(found.states for found in founds) > 0
+    assert read["actions"]["create"] > 0
+    assert [c["violation"] for c in read["configurations"]] == [f.violation for f in founds]
 
 
 def test_the_lists_are_whole() -> None:
