@@ -79,7 +79,8 @@ WRITES = frozenset(
         "marks.renew",
     }
 )
-_KEEPER = "surefoot-keeper"
+#: Names of the threads that a saver keeps for itself.
+_KEEPERS = frozenset({"surefoot-lease", "surefoot-flush"})
 #: Above the largest pid that Linux gives out, so that no real process has one of these.
 _NO_PID = 2**22
 _pids = itertools.count(_NO_PID + 1)
@@ -223,7 +224,7 @@ class Plan:
 
     def _check_alive(self) -> None:
         if self.dead:
-            if threading.current_thread().name == _KEEPER:
+            if threading.current_thread().name in _KEEPERS:
                 raise SystemExit  # nobody waits for this thread, so it ends without a word
             raise Died
 
