@@ -13,7 +13,7 @@ import pytest
 from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import RetryPolicy
-from tests.saver.conftest import Backend, at
+from tests.saver.conftest import Backend, Half, at, put, put_chain
 
 from surefoot import Keyring, ResumePolicy, SurefootSaver, effect
 from surefoot.errors import (
@@ -23,6 +23,7 @@ from surefoot.errors import (
     Misuse,
     RollbackDetected,
     SurefootError,
+    TamperDetected,
 )
 from surefoot.flows import acquire, journal
 from surefoot.keys import Key
@@ -608,3 +609,50 @@ def test_a_bad_address_is_never_shown(url: str) -> None:
         SurefootSaver(url, highwater="sqlite:///b.db", keys=Keyring.generate())
     assert isinstance(refused.value, Misconfigured)
     assert "CRET" not in str(refused.value)
+
+
+# --- half a copy --------------------------------------------------------------------------------
+
+
+@pytest.mark.optimized
+async def test_a_copy_that_is_refused_in_the_middle_leaves_nothing(
+    backend: Backend, half: Half
+) -> None:
+    await put_chain(half, "source", "c0", "c1")
+    await put(half, at("source", "c1"), "c2", large=os.urandom(2_000))
+    ((key, digest, body),) = backend.rows("surefoot_value")
+    changed = bytes(body)[:-1] + bytes([bytes(body)[-1] ^ 1])
+    write = "UPDATE surefoot_value SET body = ? WHERE thread_key = ? AND digest = ?"
+    backend.execute(write, changed, key, digest)
+    with pytest.raises(TamperDetected):
+        await half.copy_thread("source", "target")
+    assert await half.list(at("target")) == []
+    assert await half.get_tuple(at("target")) is None
+    backend.execute(write, body, key, digest)
+    await half.copy_thread("source", "target")
+    assert await half.ids(at("target")) == ["c2", "c1", "c0"]
+    await put(half, at("target", "c2"), "c3", n=3)
+
+
+async def test_a_copy_that_is_interrupted_leaves_nothing(saver: SurefootSaver, half: Half) -> None:
+    config: Any = at("source")
+    for checkpoint_id in ("c0", "c1", "c2"):
+        config = await put(half, config, checkpoint_id, large=os.urandom(2_000))
+    store = saver.core.ports.store
+    read_values, calls = store.read_values, 0
+
+    def interrupted(*asked: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise Died
+        return read_values(*asked)
+
+    store.read_values = interrupted  # type: ignore[method-assign]
+    with pytest.raises(Died):
+        await half.copy_thread("source", "target")
+    del store.read_values
+    assert calls == 3
+    assert await half.list(at("target")) == []
+    await half.copy_thread("source", "target")
+    assert await half.ids(at("target")) == ["c2", "c1", "c0"]

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from surefoot.errors import Busy, Misuse, RollbackDetected, TamperDetected
+from surefoot.errors import (
+    Busy,
+    Misuse,
+    RollbackDetected,
+    SaveFailed,
+    SurefootError,
+    TamperDetected,
+)
 from surefoot.flows import journal
 from surefoot.flows.acquire import checkpoint_of, held, seize
 from surefoot.flows.chain import Chain
@@ -337,16 +345,35 @@ def _copy(ports: Ports, serde: Serializer, chain: Chain, target: str) -> None:
         provenance = ProvenanceBody(
             chain.identity.thread, chain.identity.incarnation, chain.head.seq, chain.head.digest
         ).pack()
-        journal.append(
-            ports, session, [Record(Kind.FORK, BODY_SCHEMAS["F"], _NO_SUBJECT, provenance)]
-        )
-        _copy_records(ports, session, chain, loader, records)
+        with _whole_or_nothing(session):
+            journal.append(
+                ports, session, [Record(Kind.FORK, BODY_SCHEMAS["F"], _NO_SUBJECT, provenance)]
+            )
+            _copy_records(ports, session, chain, loader, records)
         journal.publish(ports, session, free=True, clean=True, folded=True)
+
+
+@contextmanager
+def _whole_or_nothing(session: Session) -> Iterator[None]:
+    """What a copy that stops in the middle has stored is never published.
+
+    A latched session only gives its lease back. Its records stay beyond the mark, where the first
+    of them (the provenance) is of no kind that is adopted, so a later copy begins anew.
+    """
+    try:
+        yield
+    except SurefootError as error:
+        session.latch(error)
+        raise
+    except BaseException as error:
+        session.latch(SaveFailed(thread=session.identity.thread, reason=type(error).__name__))
+        raise
 
 
 def _copy_records(
     ports: Ports, session: Session, chain: Chain, loader: Loader, newest_first: Sequence[RecordHead]
 ) -> None:
+    step = session.step
     moved: dict[int, int] = {}
     stored: set[bytes] = set()
     pieces = _Pieces(loader, session, cover_of(ports, session.identity))
@@ -361,7 +388,7 @@ def _copy_records(
             runs = [run_id] if isinstance(run_id, str) and run_id not in session.runs_noted else []
             packed = pieces.moved_checkpoint(body).pack()
             if body.namespace == "":
-                session.step = max(session.step, body.step)
+                step = max(step, body.step)
         else:
             writes = writes_of(chain.identity.thread, record)
             loader.fetch([w.value for b in writes.batches for w in b.writes])
@@ -383,6 +410,7 @@ def _copy_records(
         if record.kind is Kind.CHECKPOINT:
             stored.add(record.subject)
             session.early.pop(record.subject, None)
+    session.step = step  # of what will be published, never of half a copy
 
 
 def _rebased(body: CheckpointBody, record: RecordHead, moved: dict[int, int]) -> CheckpointBody:
