@@ -11,7 +11,7 @@ DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint campaign-kill campaign-model clean FORCE external-agmi campaign-advisories campaign-tamper
+.PHONY: help demo test lint clean FORCE external-agmi campaign-advisories campaign-kill campaign-model campaign-tamper
 
 # A copied or moved checkout must not run the sources of the place it came from.
 moved = $(if $(wildcard $(1)),$(if $(filter-out $(shell cat $(1)),$(CURDIR)),FORCE))
@@ -23,7 +23,7 @@ $(DEV): pyproject.toml scripts/bootstrap $(call moved,$(DEV))
 	@scripts/bootstrap dev
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo '  ARGS="..." passes flags on; PYTHON=/path/to/python picks the interpreter.'
 
