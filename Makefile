@@ -11,7 +11,7 @@ DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean FORCE external-agmi campaign-advisories campaign-kill campaign-model campaign-tamper
+.PHONY: help demo test lint clean FORCE external-agmi campaign-advisories campaign-kill campaign-model campaign-tamper campaign-faults campaign-failover
 
 # A copied or moved checkout must not run the sources of the place it came from.
 moved = $(if $(wildcard $(1)),$(if $(filter-out $(shell cat $(1)),$(CURDIR)),FORCE))
@@ -53,6 +53,13 @@ external-agmi: $(DEV) ## agmi-check's own tables: nine published tamper edits, o
 
 campaign-tamper: $(DEV) ## turn every bit of every stored column, 1,900,000 of them (JSON=report; hours)
 	@$(PY) -m tests.tamper.campaign $(if $(JSON),--json $(JSON)) $(ARGS)
+
+campaign-faults: $(DEV) ## fail every operation, message and page that a run touches, in every way (about 20 minutes)
+	@SUREFOOT_FAULTS=all $(PY) -m pytest tests/storage_faults -v -rP --show-capture=stdout --timeout 3000 $(ARGS)
+
+campaign-failover: $(DEV) ## 10 failovers that lose commits, 2 x 40 crashes of the server under load (FULL=1: 5 times that)
+	@SUREFOOT_FAILOVERS=$(if $(FULL),50,10) SUREFOOT_STOPS=$(if $(FULL),200,40) \
+		$(PY) -m pytest tests/failover -v -s $(ARGS)
 
 clean: ## remove the environment, caches and build products
 	[ ! -e $(VENV)/.surefoot ] || rm -rf $(VENV)

@@ -13,8 +13,10 @@ import itertools
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -45,9 +47,14 @@ def with_parts(url: str, **parts: str | None) -> str:
 
 
 class Cluster:
-    """A private server in a folder of its own; use `server_url` unless you must restart it."""
+    """A private server in a folder of its own; use `server_url` unless you must restart it.
 
-    def __init__(self) -> None:
+    Args:
+        replica_of: Address of a primary to copy and to follow (asynchronous streaming
+            replication), until `promote`.
+    """
+
+    def __init__(self, *, replica_of: str | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="surefoot-pg-"))
         # The server refuses to run as root.
         self._user = pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else None
@@ -56,7 +63,11 @@ class Cluster:
         self._data = self._folder / "data"
         self._bin = self._binaries()
         self._watch: subprocess.Popen[bytes] | None = None
-        self._run("initdb", "--no-sync", "--auth=trust", "--encoding=UTF8", "-U", "postgres")
+        if replica_of is None:
+            self._run("initdb", "--no-sync", "--auth=trust", "--encoding=UTF8", "-U", "postgres")
+        else:
+            follow = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+            self._run("pg_basebackup", *follow, "--dbname", replica_of)
         self.start()
 
     @property
@@ -82,6 +93,30 @@ class Cluster:
     def stop(self) -> None:
         """Stops the server; clients lose their connections."""
         self._run("pg_ctl", "-w", "-m", "fast", "stop")
+
+    def stop_at_once(self) -> None:
+        """Stops the server as a crash would; the next start recovers from its log."""
+        self._run("pg_ctl", "-w", "-m", "immediate", "stop")
+
+    def kill(self) -> None:
+        """Sends SIGKILL to every process of the server; returns when the first one is gone.
+
+        Raises:
+            AssertionError: It was not alive.
+        """
+        pid = int((self._data / "postmaster.pid").read_text().splitlines()[0])
+        family = [pid, *_children(pid)]
+        if len(family) == 1:
+            raise AssertionError("a server without processes is not alive")
+        for each in family:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        while _is_running(pid):
+            continue
+
+    def promote(self) -> None:
+        """Makes a replica a primary; returns when it takes writes."""
+        self._run("pg_ctl", "-w", "-t", "60", "promote")
 
     def restart(self, **settings: str) -> None:
         """Stops and starts the server."""
@@ -140,6 +175,21 @@ class Cluster:
                     path.chmod(0o755)
                 return copied / "bin"
         return found / "bin"
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that a process has started and that still run."""
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in found.read_text().split()]
+
+
+def _is_running(pid: int) -> bool:
+    """Whether there is such a process that is more than an entry in a table."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
 
 
 @cache

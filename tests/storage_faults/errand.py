@@ -251,6 +251,14 @@ class Errand:
         self.till.note("returned")
         return None
 
+    def until(self, saver: SurefootSaver, node: str) -> None:
+        """Runs and pauses before a node."""
+        self.till.note("run")
+        graph = self.graph(saver)
+        given = next_input(graph.get_state(self.config))
+        graph.invoke(given, self.config, interrupt_before=[node], durability=self.durability)
+        self.till.note("paused")
+
     def finish(self, saver: SurefootSaver) -> None:
         """Runs until there is nothing left to do.
 

@@ -201,7 +201,9 @@ def test_over_tcp_as_well() -> None:
         wired = opened(stack, tcp=True)
         for store in "ab":
             count = wired.counts[store, "to"]
-            hits, _ = judged(wired, store, [Cut("to", n) for n in range(3, count - 2, 1 if ALL else 40)])
+            hits, _ = judged(
+                wired, store, [Cut("to", n) for n in range(3, count - 2, 1 if ALL else 40)]
+            )
             assert hits > 0
 
 
