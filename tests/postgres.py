@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -52,9 +53,10 @@ class Cluster:
     Args:
         replica_of: Address of a primary to copy and to follow (asynchronous streaming
             replication), until `promote`.
+        initdb: Further options of a new server.
     """
 
-    def __init__(self, *, replica_of: str | None = None) -> None:
+    def __init__(self, *, replica_of: str | None = None, initdb: Sequence[str] = ()) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="surefoot-pg-"))
         # The server refuses to run as root.
         self._user = pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else None
@@ -64,7 +66,8 @@ class Cluster:
         self._bin = self._binaries()
         self._watch: subprocess.Popen[bytes] | None = None
         if replica_of is None:
-            self._run("initdb", "--no-sync", "--auth=trust", "--encoding=UTF8", "-U", "postgres")
+            given = ["--no-sync", "--auth=trust", "--encoding=UTF8", "-U", "postgres", *initdb]
+            self._run("initdb", *given)
         else:
             follow = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
             self._run("pg_basebackup", *follow, "--dbname", replica_of)
@@ -97,6 +100,18 @@ class Cluster:
     def stop_at_once(self) -> None:
         """Stops the server as a crash would; the next start recovers from its log."""
         self._run("pg_ctl", "-w", "-m", "immediate", "stop")
+
+    def log(self) -> str:
+        """What the server has written."""
+        return (self._folder / "log").read_text(errors="replace")
+
+    def is_running(self) -> bool:
+        """Whether the server's first process is there; it may be recovering."""
+        try:
+            lines = (self._data / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return False
+        return bool(lines) and _is_running(int(lines[0]))
 
     def kill(self) -> None:
         """Sends SIGKILL to every process of the server; returns when the first one is gone.

@@ -14,11 +14,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.storage_faults.conftest import SmallDisk
 from tests.storage_faults.errand import CHARGES, Errand, Stores, Walk, no_alarm, walked
 from tests.storage_faults.sqlite_disk import (
     CANTOPEN,
@@ -325,6 +326,7 @@ def _beyond(saver, thread: str) -> bool:
 _LIMITED = """
 import json, resource, sys
 from pathlib import Path
+from tests.storage_faults.conftest import SmallDisk
 from tests.storage_faults.errand import CHARGES, Errand, Stores, walked
 from surefoot import Keyring
 
@@ -373,26 +375,13 @@ def test_no_file_may_grow_beyond_each_page(tmp_path: Path) -> None:
     assert {kind for _, kind, *_ in found} <= {"NoneType", "StoreUnavailable", "OutcomeUnknown"}
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 2 MB; only an administrator may mount one."""
-    place = tmp_path / "small"
-    place.mkdir()
-    options = ["-t", "tmpfs", "-o", "size=2m", "surefoot-test", str(place)]
-    done = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"no file system may be mounted: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def test_a_real_disk_is_full_at_each_page(small_disk: Path) -> None:
+def test_a_real_disk_is_full_at_each_page(small_disk: Callable[[int], SmallDisk]) -> None:
+    disk = small_disk(2)
     keys = Keyring.generate()
-    page = os.statvfs(small_disk).f_frsize
 
     def stores(name: str) -> Stores:
-        (small_disk / name).mkdir()
-        return Stores.in_folder(small_disk / name, keys).set_up()
+        (disk.place / name).mkdir()
+        return Stores.in_folder(disk.place / name, keys).set_up()
 
     errand = Errand(stores("reference"), "thread")
     with errand.stores.open() as saver:
@@ -403,16 +392,13 @@ def test_a_real_disk_is_full_at_each_page(small_disk: Path) -> None:
     for free in free_pages:
         errand = Errand(stores(str(free)), "thread", is_async=free % 16 == 0)
         saver = errand.stores.open()
-        ballast = small_disk / "ballast"
-        with ballast.open("wb") as filled:
-            os.posix_fallocate(filled.fileno(), 0, (os.statvfs(small_disk).f_bavail - free) * page)
-        assert os.statvfs(small_disk).f_bavail == free
+        disk.fill(free)
         error = errand.attempt(saver)
         stopped += error is not None
-        ballast.unlink()
+        disk.empty()
         errand.finish(saver)
         saver.close()
         assert not errand.problems(reference), free
-        shutil.rmtree(small_disk / str(free))
+        shutil.rmtree(disk.place / str(free))
     assert stopped > len(free_pages) // 3, "the disk was hardly ever full"
     print(f"the disk was full in {stopped} of {len(free_pages)} runs")
