@@ -55,7 +55,8 @@ campaign-tamper: $(DEV) ## turn every bit of every stored column, 1,900,000 of t
 	@$(PY) -m tests.tamper.campaign $(if $(JSON),--json $(JSON)) $(ARGS)
 
 campaign-faults: $(DEV) ## fail every operation, message and page that a run touches, in every way (about 20 minutes)
-	@SUREFOOT_FAULTS=all $(PY) -m pytest tests/storage_faults -v -rP --show-capture=stdout --timeout 3000 $(ARGS)
+	@SUREFOOT_FAULTS=all $(PY) -m pytest tests/storage_faults \
+		tests/saver/test_shared_stores.py -v -rP --show-capture=stdout --timeout 3000 $(ARGS)
 
 campaign-failover: $(DEV) ## 10 failovers that lose commits, 2 x 40 crashes of the server under load (FULL=1: 5 times that)
 	@SUREFOOT_FAILOVERS=$(if $(FULL),50,10) SUREFOOT_STOPS=$(if $(FULL),200,40) \
