@@ -23,7 +23,7 @@ from surefoot.errors import Closed
 from surefoot.signing import Reviewers, SigningKey
 
 #: Steps of each process in case 37; `make campaign-faults` takes the thousand of the case.
-STEPS = 1_000 if os.environ.get("SUREFOOT_FAULTS") == "all" else 120
+STEPS = 1_000 if os.environ.get("SUREFOOT_FAULTS") == "all" else 60
 postgres = pytest.mark.postgres
 
 

@@ -126,6 +126,7 @@ def struck(
         return [str(failed)], hit, True
     finally:
         saver.close()
+    errand.stores = wired.direct  # judged without hurry
     return errand.problems(wired.reference), hit, error is not None
 
 
