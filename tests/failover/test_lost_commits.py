@@ -26,7 +26,7 @@ from tests.storage_faults.errand import CHARGES, Errand, Stores, Walk, no_alarm,
 from tests.storage_faults.wire import Wire
 
 from surefoot import Keyring, SurefootSaver
-from surefoot.errors import RollbackDetected
+from surefoot.errors import RollbackDetected, Unavailable
 from surefoot.signing import Reviewers, SigningKey
 from surefoot.testing.faults import Died, Fault, Plan, bury, with_faults
 
@@ -265,3 +265,45 @@ def test_what_a_failover_lost_is_refused_and_nothing_else(stack: ExitStack, tmp_
         totals["lost"] += len(fleet.lost)
         primary = replica
         print(f"failover {number + 1} of {ROUNDS}: {totals}", flush=True)
+
+
+def test_with_synchronous_replication_nothing_is_lost_and_nobody_is_refused(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    """The honest twin: a commit that the replica does not have is not acknowledged either."""
+    pair = Pair(stack)
+    database = fresh_database(pair.primary.url)
+    stores = Stores(database, f"sqlite:///{tmp_path}/b.db", Keyring.generate()).set_up()
+    wanted = reference(stores)
+    with psycopg.connect(pair.primary.url, autocommit=True) as owner:
+        owner.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        owner.execute("SELECT pg_reload_conf()")
+        while owner.execute("SHOW synchronous_standby_names").fetchone() != ("*",):
+            continue
+    fleet = Fleet()
+    with stores.open() as saver:
+        for node in ("first", "between", "second"):
+            fleet.kept.append(Errand(stores, f"before-{node}"))
+            fleet.kept[-1].until(saver, node)
+        pair.cut()
+        waiting = []
+        for errand in [*fleet.kept, Errand(stores, "new")]:
+            waiting.append(threading.Thread(target=errand.attempt, args=(saver,)))
+            waiting[-1].start()
+            if errand not in fleet.kept:
+                fleet.kept.append(errand)
+        with psycopg.connect(pair.primary.url, autocommit=True) as owner:
+            held = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            while owner.execute(held).fetchone() != (len(waiting),):
+                continue
+        replica = pair.fail_over()
+        for one in waiting:
+            one.join(60)
+    assert [len(errand.errors) for errand in fleet.kept] == [1] * len(fleet.kept)
+    for errand in fleet.kept:
+        assert isinstance(errand.errors.pop(), Unavailable)
+        assert not errand.errors
+    name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
+    moved = Stores(with_parts(replica.url, dbname=str(name)), stores.highwater, stores.keys)
+    go_on(fleet, moved, wanted)
+    assert {errand.till.counts().total() for errand in fleet.kept} == {len(CHARGES)}

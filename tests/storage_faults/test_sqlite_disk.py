@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -277,6 +279,38 @@ def test_setting_up_on_a_disk_that_fails(disk: Disk, tmp_path: Path, operation: 
     assert hits > 0
     assert raised > 0
     print(f"{operation}: {hits} faults proven, {raised} times refused")
+
+
+@pytest.mark.parametrize("store", ["a", "b"])
+@pytest.mark.parametrize("operation", ["write", "sync", "read"])
+def test_the_log_cannot_be_moved_into_the_file_in_the_middle_of_a_run(
+    disk: Disk, template: Template, operation: str, store: str
+) -> None:
+    """SQLite does that inside a commit when the log has a thousand pages."""
+    file = f"{store}.db"
+    code = {"write": FULL, "sync": IOERR_FSYNC, "read": IOERR_READ}[operation]
+    hits = 0
+    numbers = {"write": (1, 2, 40), "sync": (1, 1), "read": (1, 2)}[operation]
+    for turn, number in enumerate(numbers):
+        stores = template.copy(f"long-log-{operation}-{store}-{turn}")
+        path = Path(stores.url.removeprefix("sqlite:///")).parent / file
+        # Open to the end, so that nothing is moved by closing.
+        with closing(sqlite3.connect(path, isolation_level=None)) as beside:
+            beside.execute("CREATE TABLE filling (page BLOB)")
+            beside.execute("INSERT INTO filling VALUES (zeroblob(4000 * 980))")
+            while path.with_name(f"{file}-wal").stat().st_size < 995 * (24 + 4_096):
+                beside.execute("INSERT INTO filling VALUES (zeroblob(10))")
+            errand = Errand(stores, "thread", is_async=turn == 1)
+            saver = stores.open()
+            place = f"{file}-wal" if operation == "read" else file
+            disk.plan(DiskFault(operation, place, number, code, lasting=True, torn=True))
+            errand.attempt(saver)
+            hits += bool(disk.hits)
+            disk.mend()
+            errand.finish(saver)
+            saver.close()
+        assert not errand.problems(template.reference)
+    assert hits > 1, "the log was never moved in the middle of a run"
 
 
 def test_a_commit_whose_sync_failed_may_be_there_after_all(disk: Disk, tmp_path: Path) -> None:
