@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.storage_faults.errand import CHARGES, Errand, Stores, Till, Walk, walked
@@ -367,3 +368,58 @@ def test_a_folder_of_keys_that_may_not_be_entered(
     folder.chmod(0o700)
     with pytest.raises(KeyMissing, match="no key file"):
         Keyring.from_env()
+
+
+# --- a file that is replaced under a live run -----------------------------------------------------
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("with_log", [False, True], ids=["log-left", "log-gone"])
+@pytest.mark.parametrize("how", ["replaced", "deleted"])
+def test_a_file_that_goes_away_under_a_live_run(
+    tmp_path: Path, how: str, *, with_log: bool
+) -> None:
+    """Nothing is acknowledged any more that only the vanished file would hold."""
+    folder, earlier = tmp_path / "stores", tmp_path / "earlier.db"
+    folder.mkdir()
+    stores = Stores.in_folder(folder, Keyring.generate()).set_up()
+    wanted = Errand(stores, "reference")
+    with stores.open() as saver:
+        wanted.finish(saver)
+    reference = walked(stores, "reference")
+    shutil.copy(folder / "a.db", earlier)
+    errand = Errand(stores, "thread")
+    charge = errand.till.charge
+    gone: list[str] = []
+
+    def charge_and_lose(mode: str, invoice: str, key: str) -> dict[str, Any]:
+        if not gone:
+            gone.append(how)
+            if how == "replaced":
+                earlier.replace(folder / "a.db")
+            else:
+                (folder / "a.db").unlink()
+            if with_log:
+                for log in folder.glob("a.db-*"):
+                    log.unlink()
+        return charge(mode, invoice, key)
+
+    errand.till.charge = charge_and_lose  # type: ignore[method-assign]
+    saver = stores.open()
+    error = errand.attempt(saver)
+    saver.close()
+    if gone != [how] or not (error is None or isinstance(error, SurefootError)):
+        pytest.fail(f"{gone} {error!r}")
+    found = [looked_at(stores, Sound(folder, stores.keys, reference, errand.till))]
+    with stores.open() as saver:
+        again = errand.attempt(saver)
+    found.append("right" if again is None else type(again).__name__)
+    if max(errand.till.counts().values()) > 1:
+        pytest.fail(f"paid twice: {errand.till.counts()}")
+    if error is None:
+        # The log that was left holds all that was committed; it is the new file's now.
+        if found != ["right", "right"]:
+            pytest.fail(f"acknowledged, but the next process finds {found}")
+    elif not set(found) <= {"RollbackDetected", "NotSetUp", "right"}:
+        pytest.fail(f"{error!r}, then {found}")
+    print(f"{how}: the run ended with {error!r}, the next process with {found}")

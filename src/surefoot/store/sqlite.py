@@ -117,20 +117,35 @@ class _Session:
                 statement = ""
 
 
+class _Connection(sqlite3.Connection):
+    """A connection that knows which file it was opened on; None for one that made it."""
+
+    file: tuple[int, int] | None = None
+
+
 class _Connections:
-    """Idle connections of this process. Taking and giving back never waits for a lock."""
+    """Idle connections of this process. Taking and giving back never waits for a lock.
+
+    A connection to a file that is not there any more under its name is not used again: what is
+    stored through it would be acknowledged, and nobody could ever read it.
+    """
 
     def __init__(self, path: Path, limits: Limits) -> None:
         self.pid = os.getpid()
         self.write_lock = threading.Lock()
         self._path = path
         self._limits = limits
-        self._idle: deque[sqlite3.Connection] = deque()
+        self._idle: deque[_Connection] = deque()
 
-    def take(self, *, create: bool, deadline: float) -> sqlite3.Connection:
+    def take(self, *, create: bool, deadline: float) -> _Connection:
         """An idle connection, or a new one; only ``create`` makes a file."""
+        file = _device_and_inode(self._path)
         with suppress(IndexError):
-            return self._idle.pop()
+            while True:
+                idle = self._idle.pop()
+                if idle.file == file:
+                    return idle
+                idle.close()
         mode = "rwc" if create else "rw"
         connection = sqlite3.connect(
             f"{self._path.absolute().as_uri()}?mode={mode}",
@@ -138,7 +153,9 @@ class _Connections:
             timeout=_INNER_WAIT_S,
             isolation_level=None,
             check_same_thread=False,
+            factory=_Connection,
         )
+        connection.file = file
         try:
             connection.text_factory = bytes
             for setting in _SETTINGS:
@@ -148,9 +165,10 @@ class _Connections:
             raise
         return connection
 
-    def give(self, connection: sqlite3.Connection) -> None:
+    def give(self, connection: _Connection) -> None:
         """Takes a connection back; one that is in the middle of something is closed."""
-        if connection.in_transaction or len(self._idle) >= self._limits.pool_max_connections:
+        keep = not connection.in_transaction and connection.file is not None
+        if not keep or len(self._idle) >= self._limits.pool_max_connections:
             connection.close()
         else:
             self._idle.append(connection)
@@ -436,6 +454,15 @@ class SqliteContentStore:
                 return StoreUnavailable(store=self.shown, reason=records.FRAME_EXISTS)
             return ChunkTaken(store=self.shown, reason=records.CHUNK_EXISTS)
         return StoreUnavailable(store=self.shown, reason=f"{name}: {text}")
+
+
+def _device_and_inode(path: Path) -> tuple[int, int] | None:
+    """What the file is, whatever it is called; None when there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _is_absent(path: Path) -> bool:
