@@ -29,9 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 STOPS = int(os.environ.get("SUREFOOT_STOPS", "2"))
 #: Then also with async nodes, and with the high-water store on a server of its own.
 MANY = STOPS > 3
-WORKERS = 3
+WORKERS = 3 if MANY else 2
 #: Payments between two stops.
-PAYMENTS = 5
+PAYMENTS = 4
 ALARMS = ("[ROLLBACK]", "[TAMPER]", "[MARK_CORRUPT]", "[FENCED]")
 
 
@@ -146,7 +146,7 @@ def test_a_server_that_is_stopped_at_once_again_and_again(
         reference.finish(saver)
     wanted = walked(stores, "reference")
 
-    each = 3 + STOPS * PAYMENTS // len(CHARGES)
+    each = 2 + STOPS * PAYMENTS // len(CHARGES)
     threads = [[f"w{n}-{k}" for k in range(each)] for n in range(WORKERS)]
     office, stops = Office(), 0
     with PaymentService(mode="idempotent") as service:

@@ -224,19 +224,35 @@ def restored(fleet: Fleet, stores: Stores, wanted: Walk) -> None:
             assert [r.ok for r in saver.verify(errand.thread, deep=True)] == [True]
 
 
+class Servers:
+    """What lives as long as the tests here; who is promoted is the primary of the next pair."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._primary: Cluster | None = None
+
+    def pair(self) -> Pair:
+        """A primary and a new replica of it."""
+        return Pair(self._stack, self._primary)
+
+    def fail_over(self, pair: Pair) -> Cluster:
+        """Kills the primary of a pair and promotes its replica."""
+        self._primary = pair.fail_over()
+        return self._primary
+
+
 @pytest.fixture(scope="module")
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
+def servers() -> Iterator[Servers]:
+    with ExitStack() as stack:
+        yield Servers(stack)
 
 
 @pytest.mark.timeout(120 + 90 * ROUNDS)
 def test_what_a_failover_lost_is_refused_and_nothing_else(stack: ExitStack, tmp_path: Path) -> None:
     chance = random.Random(1)
-    primary: Cluster | None = None
     totals = {"kept": 0, "lost": 0}
     for number in range(ROUNDS):
-        pair = Pair(stack, primary)
+        pair = servers.pair()
         in_a_file = number % 2 == 1
         highwater = f"sqlite:///{tmp_path}/b{number}.db" if in_a_file else fresh_database()
         database = fresh_database(pair.primary.url)
@@ -249,7 +265,7 @@ def test_what_a_failover_lost_is_refused_and_nothing_else(stack: ExitStack, tmp_
             after_the_cut(fleet, stores, saver)
             assert not saver.core.degraded()
             _, ahead = seqs(saver, tail.thread)
-            replica = pair.fail_over()
+            replica = servers.fail_over(pair)
         name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
         moved = Stores(with_parts(replica.url, dbname=str(name)), highwater, stores.keys)
         with moved.open() as saver:
@@ -263,15 +279,14 @@ def test_what_a_failover_lost_is_refused_and_nothing_else(stack: ExitStack, tmp_
         restored(fleet, moved, wanted)
         totals["kept"] += len(fleet.kept)
         totals["lost"] += len(fleet.lost)
-        primary = replica
         print(f"failover {number + 1} of {ROUNDS}: {totals}", flush=True)
 
 
 def test_with_synchronous_replication_nothing_is_lost_and_nobody_is_refused(
-    stack: ExitStack, tmp_path: Path
+    servers: Servers, tmp_path: Path
 ) -> None:
     """The honest twin: a commit that the replica does not have is not acknowledged either."""
-    pair = Pair(stack)
+    pair = servers.pair()
     database = fresh_database(pair.primary.url)
     stores = Stores(database, f"sqlite:///{tmp_path}/b.db", Keyring.generate()).set_up()
     wanted = reference(stores)
@@ -296,7 +311,7 @@ def test_with_synchronous_replication_nothing_is_lost_and_nobody_is_refused(
             held = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
             while owner.execute(held).fetchone() != (len(waiting),):
                 continue
-        replica = pair.fail_over()
+        replica = servers.fail_over(pair)
         for one in waiting:
             one.join(60)
     assert [len(errand.errors) for errand in fleet.kept] == [1] * len(fleet.kept)

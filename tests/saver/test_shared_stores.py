@@ -240,6 +240,13 @@ def _resolve(saver: SurefootSaver) -> object:
     return saver.resolve(_operator.sign(saver.propose("r", "abort", reason="for the test")))
 
 
+async def _aresolve(saver: SurefootSaver) -> object:
+    thread = f"r-{next(_numbers)}"
+    await saver.aput(at(thread), checkpoint("c1"), metadata(), {})
+    proposed = await saver.apropose(thread, "abort", reason="for the test")
+    return await saver.aresolve(_operator.sign(proposed))
+
+
 #: Every public method that touches a store, and a call of it that works on a thread "t" with
 #: the checkpoints c1 and c2. Pairs of (sync call, async twin or None).
 METHODS: dict[str, Callable[[SurefootSaver], Any]] = {
@@ -278,6 +285,9 @@ ASYNC: dict[str, Callable[[SurefootSaver], Any]] = {
     "aprune": lambda s: s.aprune(["t"]),
     "adelete_for_runs": lambda s: s.adelete_for_runs(["run"]),
     "adelete_thread": lambda s: s.adelete_thread("t"),
+    "apropose": lambda s: s.apropose("p", "abort", reason="for the test"),
+    "averify": lambda s: _all(s.averify()),
+    "aresolve": _aresolve,
     "asetup": lambda s: s.asetup(),
 }
 

@@ -30,7 +30,7 @@ from surefoot.highwater.postgres import PostgresHighWater
 
 pytestmark = pytest.mark.postgres
 ALL = os.environ.get("SUREFOOT_FAULTS") == "all"
-EVERY = 1 if ALL else 13
+EVERY = 1 if ALL else 19
 #: Statements that change a store, as the wire sees them.
 APPEND = r"INSERT INTO \S*surefoot_frame"
 PUBLISH = r"UPDATE \S*surefoot_marks AS mark SET\s+seq"
@@ -171,7 +171,7 @@ def test_down_at_each_call_of_a_run(wired: Wired, store: str) -> None:
     """The server is gone before a call is made, and stays away until the run has ended."""
     count = wired.counts[store, "statement"]
     assert count > 10
-    every = 1 if ALL else 2
+    every = 1 if ALL else 3
     faults = [Cut("statement", number, lasting=True) for number in range(1, count + 1, every)]
     hits, raised = judged(wired, store, faults)
     assert raised > hits // 2
@@ -203,7 +203,7 @@ def test_over_tcp_as_well() -> None:
         for store in "ab":
             count = wired.counts[store, "to"]
             hits, _ = judged(
-                wired, store, [Cut("to", n) for n in range(3, count - 2, 1 if ALL else 40)]
+                wired, store, [Cut("to", n) for n in range(3, count - 2, 1 if ALL else 60)]
             )
             assert hits > 0
 
@@ -219,7 +219,7 @@ def test_a_slow_store_delays_effects_and_the_return(
     """The answer of each commit is held in turn: while it is, nothing behind it happens."""
     wire = wired.wire(store)
     count = sum(re.search(sql, text) is not None for text in wired.executed[store])
-    for number in range(1, count + 1, 1 if ALL else 3):
+    for number in range(1, count + 1, 1 if ALL else 5):
         errand = wired.errand("slow", is_async=is_async)
         with wired.stores.open() as saver, ThreadPoolExecutor(1) as pool:
             wire.plan(Hold(sql, number))
