@@ -248,7 +248,7 @@ def servers() -> Iterator[Servers]:
 
 
 @pytest.mark.timeout(120 + 90 * ROUNDS)
-def test_what_a_failover_lost_is_refused_and_nothing_else(stack: ExitStack, tmp_path: Path) -> None:
+def test_what_a_failover_lost_is_refused_and_nothing_else(servers: Servers, tmp_path: Path) -> None:
     chance = random.Random(1)
     totals = {"kept": 0, "lost": 0}
     for number in range(ROUNDS):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -43,13 +45,21 @@ class SmallDisk:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], SmallDisk]]:
+def open_folder() -> Iterator[Path]:
+    """A folder that other users may enter too; pytest shuts its own to them, again and again."""
+    folder = Path(tempfile.mkdtemp(prefix="surefoot-open-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def small_disk(open_folder: Path) -> Iterator[Callable[[int], SmallDisk]]:
     """Mounts a file system of so many megabytes; only an administrator may."""
     mounted: list[Path] = []
 
     def mount(megabytes: int) -> SmallDisk:
-        # Short, because a server keeps its sockets and files below it.
-        place = tmp_path / f"disk-{len(mounted)}"
+        place = open_folder / f"disk-{len(mounted)}"
         place.mkdir()
         options = ["-t", "tmpfs", "-o", f"size={megabytes}m", "surefoot-test", str(place)]
         done = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
@@ -58,10 +68,6 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], SmallDisk]]:
         mounted.append(place)
         if os.geteuid() == 0:
             os.chown(place, _NOBODY, -1)
-            for path in [tmp_path, *tmp_path.parents]:
-                mode = path.stat().st_mode
-                if mode & 0o011 != 0o011:
-                    path.chmod(mode | 0o011)
         return SmallDisk(place)
 
     yield mount

@@ -248,28 +248,19 @@ def test_a_rollback_names_both_seqs(logged: Logged) -> None:
 
 
 @pytest.fixture
-def nobody(tmp_path: Path) -> Iterator[Callable[[], None]]:
+def nobody(open_folder: Path) -> Iterator[Callable[[], None]]:
     """Gives up the rights of an administrator, whom no permission stops; they come back."""
-    chain = [tmp_path, *tmp_path.parents]
-    modes = {path: path.stat().st_mode for path in chain}
     effective = os.geteuid()
 
     def give_up() -> None:
         if effective == 0:
-            for path in chain:
-                if modes[path] & 0o055 != 0o055 and path != path.parent:
-                    path.chmod(modes[path] | 0o055)
-            for path in tmp_path.rglob("*"):
+            for path in [open_folder, *open_folder.rglob("*")]:
                 os.chown(path, 65_534, 65_534)
-            os.chown(tmp_path, 65_534, 65_534)
             os.seteuid(65_534)
 
     yield give_up
     os.seteuid(effective)
-    for path, mode in modes.items():
-        if path.stat().st_mode != mode:
-            path.chmod(mode)
-    for path in [tmp_path, *tmp_path.rglob("*")]:
+    for path in [open_folder, *open_folder.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
@@ -308,9 +299,9 @@ WHAT = [
 @pytest.mark.parametrize("begun", [False, True], ids=["new-thread", "begun-thread"])
 @pytest.mark.parametrize("what", WHAT)
 def test_what_may_only_be_read(
-    tmp_path: Path, nobody: Callable[[], None], what: str, *, begun: bool, is_async: bool
+    open_folder: Path, nobody: Callable[[], None], what: str, *, begun: bool, is_async: bool
 ) -> None:
-    folder = tmp_path / "stores"
+    folder = open_folder / "stores"
     folder.mkdir()
     stores = Stores.in_folder(folder, Keyring.generate()).set_up()
     errand = Errand(stores, "thread", is_async=is_async)
@@ -336,8 +327,8 @@ def test_what_may_only_be_read(
     assert errand.till.counts() == PAID
 
 
-def test_the_errors_say_what_is_wrong(tmp_path: Path, nobody: Callable[[], None]) -> None:
-    folder = tmp_path / "stores"
+def test_the_errors_say_what_is_wrong(open_folder: Path, nobody: Callable[[], None]) -> None:
+    folder = open_folder / "stores"
     folder.mkdir()
     stores = Stores.in_folder(folder, Keyring.generate()).set_up()
     nobody()
@@ -355,11 +346,11 @@ def test_the_errors_say_what_is_wrong(tmp_path: Path, nobody: Callable[[], None]
 
 
 def test_a_folder_of_keys_that_may_not_be_entered(
-    tmp_path: Path, nobody: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    open_folder: Path, nobody: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SUREFOOT_KEYS", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    folder = tmp_path / "surefoot"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(open_folder))
+    folder = open_folder / "surefoot"
     folder.mkdir()
     nobody()
     folder.chmod(0)

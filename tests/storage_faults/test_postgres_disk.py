@@ -82,7 +82,8 @@ def test_no_room_for_the_tables_at_each_page(
                 disk.empty()
                 errand.finish(saver)
             for each in tried:
-                assert not each.problems(reference), each.thread
+                problems = each.problems(reference)
+                assert not problems, (each.thread, problems, clusters[0].log()[-1_500:])
     assert stopped > len(tries) // 3, "there was nearly always room"
     print(f"{store}: no room in {stopped} of {len(tries)} tries")
 
