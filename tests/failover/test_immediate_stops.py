@@ -24,7 +24,7 @@ from tests.storage_faults.errand import CHARGES, Errand, Stores, walked
 from surefoot import Keyring
 from surefoot.demo.payments_client import PaymentService
 
-pytestmark = [pytest.mark.postgres, pytest.mark.kill]
+pytestmark = pytest.mark.postgres
 ROOT = Path(__file__).resolve().parents[2]
 STOPS = int(os.environ.get("SUREFOOT_STOPS", "2"))
 #: Then also with async nodes, and with the high-water store on a server of its own.
