@@ -31,6 +31,7 @@ __all__ = [
 ACTIONS = ("restore", "adopt", "abort", "approve", "replan")
 _MAX_DOCUMENT = 1_000_000
 _MAX_LIFE = timedelta(days=31)
+_FIRST_YEAR, _LAST_YEAR = 1970, 9000
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seq = Annotated[int, Field(ge=0, lt=2**62)]
@@ -101,7 +102,13 @@ class Decision(_Document):
     def _utc(cls, value: datetime) -> datetime:
         if value.tzinfo is None:
             raise ValueError("needs a time zone, e.g. 2030-01-31T12:00:00Z")
-        return value.astimezone(timezone.utc).replace(microsecond=0)
+        # At the ends of the calendar there may be no such moment in UTC, or no end of a life; and
+        # how years before 1000 are written differs between systems.
+        if 1 < value.year < 9999:
+            value = value.astimezone(timezone.utc).replace(microsecond=0)
+        if not _FIRST_YEAR <= value.year <= _LAST_YEAR:
+            raise ValueError(f"needs a year from {_FIRST_YEAR} to {_LAST_YEAR}, in UTC")
+        return value
 
     @model_validator(mode="after")
     def _complete(self) -> Decision:
