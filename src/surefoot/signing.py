@@ -36,11 +36,20 @@ def _ed25519() -> Any:
     return ed25519
 
 
+def _is_key_id(key_id: str) -> bool:
+    """True for what a signed document may hold; it holds text, so no lone surrogates."""
+    try:
+        key_id.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return 0 < len(key_id) <= 255
+
+
 class SigningKey:
     """A private key with its id. Its secret never appears in a repr and is never pickled."""
 
     def __init__(self, key_id: str, secret: bytes) -> None:
-        if not 0 < len(key_id) <= 255 or len(secret) != _SECRET_BYTES:
+        if not _is_key_id(key_id) or len(secret) != _SECRET_BYTES:
             raise Misconfigured(field="signing key", reason="is an id and 32 secret bytes")
         self.key_id = key_id
         self._key: Ed25519PrivateKey = _ed25519().Ed25519PrivateKey.from_private_bytes(secret)
