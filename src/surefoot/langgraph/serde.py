@@ -1046,6 +1046,8 @@ def _rebuild_array(meta: Any) -> Any:
     try:
         numpy: Any = importlib.import_module("numpy")
         dtype, shape, order, buffer = meta
+        if not isinstance(buffer, bytes):  # a number would be a size to allocate
+            raise TypeError("an array without its bytes")
         flat = numpy.frombuffer(bytearray(buffer), dtype=numpy.dtype(dtype))
         return flat.reshape(shape, order=order)
     except Exception as exc:  # noqa: BLE001  # numpy absent, or any complaint of numpy
@@ -1144,6 +1146,9 @@ class StrictSerializer(JsonPlusSerializer):
         Args:
             parts: Serialised elements, any number of them in one piece.
             count: Number of elements in all.
+
+        Raises:
+            ValueError: No list has that many elements.
         """
         return b"".join((_list_header(count), *parts))
 
@@ -1315,10 +1320,10 @@ def join_list_items(items: Sequence[bytes]) -> bytes:
 
 
 def _list_header(count: int) -> bytes:
-    if count < 16:
+    if 0 <= count < 16:
         return bytes((0x90 | count,))
-    if count < 2**16:
+    if 16 <= count < 2**16:
         return b"\xdc" + count.to_bytes(2, "big")
-    if count < 2**32:
+    if 2**16 <= count < 2**32:
         return b"\xdd" + count.to_bytes(4, "big")
-    raise ValueError("too many elements")
+    raise ValueError(f"no list has {count} elements")
