@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from surefoot.errors import NotStorable, TamperDetected
 from surefoot.flows.cover import Cover, cover_of
 from surefoot.ports import ChunkRow, ContentStore, LogRef, Ports, Serializer
 from surefoot.rules.bodies import (
-    BodyError,
+    MAX_UNPACKED_BYTES,
     Chunks,
     Inline,
     Row,
@@ -88,6 +88,7 @@ class Writer:
             tag, raw = self.serde.dumps_typed(value)
         except NotStorable as error:
             raise NotStorable(**{**error.fields, "channel": channel}) from None
+        _require_room(raw, channel, "$", value)
         return Typed(tag, self._reference(tag, raw))
 
     def _reference(self, tag: str, raw: bytes) -> ValueRef:
@@ -140,7 +141,24 @@ class Writer:
             items: list[bytes] | None = take_apart(value)
         except NotStorable as error:
             raise NotStorable(**{**error.fields, "channel": channel}) from None
+        for index, item in enumerate(items or ()):
+            _require_room(item, channel, f"$[{index}]", value[index])
         return items
+
+
+def _require_room(raw: bytes, channel: str, path: str, value: Any) -> None:
+    """Refuses what is larger than a load would unpack.
+
+    Raises:
+        NotStorable: It is; the whole value, or an element of a list that is stored in pieces.
+    """
+    if len(raw) > MAX_UNPACKED_BYTES:
+        raise NotStorable(
+            channel=channel,
+            path=path,
+            type_name=type(value).__name__,
+            reason=f"it has {len(raw)} bytes, and at most {MAX_UNPACKED_BYTES} are stored",
+        )
 
 
 def writer_for(ports: Ports, session: Session, serde: Serializer) -> Writer:
@@ -206,14 +224,27 @@ def plan_list(
     log, pieces = kept[-1]
     pieces = list(pieces)
     chunks: list[ChunkRow] = []
-    for start in range(0, len(rest), _CHUNK_ITEMS_MAX):
-        part = rest[start : start + _CHUNK_ITEMS_MAX]
+    for part in _cut(rest):
         chunk = chunk_row(cover, log, len(pieces), len(part), pack_stored(b"".join(part)))
         running = running_digest(pieces[-1].running if pieces else ZERO_RUNNING, chunk.body)
         chunks.append(chunk)
         pieces.append(ListChunk(len(part), _raw_digest(part), running))
     kept[-1] = (log, pieces)
     return ListState(kept), chunks
+
+
+def _cut(items: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Runs of elements that become one piece each: bounded in number and in bytes."""
+    part: list[bytes] = []
+    size = 0
+    for item in items:
+        if part and (len(part) == _CHUNK_ITEMS_MAX or size + len(item) > MAX_UNPACKED_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += len(item)
+    if part:
+        yield part
 
 
 def _raw_digest(items: Iterable[bytes]) -> bytes:
@@ -300,7 +331,7 @@ class Loader:
                 raise self._broken("this serialiser cannot read chunked lists")
             joined: bytes = join(parts, count)
             return joined
-        except BodyError as error:
+        except ValueError as error:  # a BodyError, or more elements than a list can have
             raise self._broken(str(error)) from None
 
     def plain_row(self, tag: str, ref: Row) -> bytes:

@@ -10,7 +10,7 @@ with surrogates passed through, so that ids and channel names of every kind surv
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
@@ -21,6 +21,7 @@ from surefoot.rules.envelope import hash8
 
 __all__ = [
     "BODY_SCHEMAS",
+    "MAX_UNPACKED_BYTES",
     "Batch",
     "BodyError",
     "ChannelValue",
@@ -55,8 +56,12 @@ _ENCRYPTED = 2
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
 _COMPRESS_FROM = 160
-#: An upper bound for one stored piece after decompression (2 GiB less one byte).
-_MAX_UNPACKED = 2**31 - 1
+#: Most bytes of one stored form after decompression, on the way in and on the way out: nobody
+#: writes what would not be read, and no form allocates more than this at once.
+MAX_UNPACKED_BYTES = 256 * 2**20
+#: A zstd block holds at most 128 KiB and takes at least 4 bytes, so no frame expands further: a
+#: few bytes that claim more are refused before anything is allocated for them.
+_MAX_EXPANSION = 128 * 1024 // 4
 
 #: Schema version written for each body; readers know all versions up to it.
 BODY_SCHEMAS: Mapping[str, int] = {
@@ -80,7 +85,13 @@ class BodyError(ValueError):
 
 
 def pack_stored(raw: bytes) -> bytes:
-    """Stored form: codec byte and payload, compressed where that helps."""
+    """Stored form: codec byte and payload, compressed where that helps.
+
+    Raises:
+        BodyError: It has more than `MAX_UNPACKED_BYTES`, so that nobody would read it again.
+    """
+    if len(raw) > MAX_UNPACKED_BYTES:
+        raise BodyError(f"{len(raw)} bytes, and a stored form holds {MAX_UNPACKED_BYTES}")
     if len(raw) >= _COMPRESS_FROM:
         packed = zstandard.ZstdCompressor(level=3).compress(raw)
         if len(packed) < len(raw):
@@ -100,16 +111,21 @@ def unpack_stored(stored: bytes) -> bytes:
     if codec == _RAW:
         return stored[1:]
     if codec == _ZSTD:
-        try:
-            size = zstandard.frame_content_size(stored[1:])
-            if not 0 <= size <= _MAX_UNPACKED:
-                raise BodyError("a stored form without a sane content size")
-            return zstandard.ZstdDecompressor().decompress(stored[1:])
-        except zstandard.ZstdError as error:
-            raise BodyError(f"a stored form does not unpack: {type(error).__name__}") from None
+        return _decompressed(stored[1:])
     if codec == _ENCRYPTED:
         raise BodyError(f"codec {codec} is an encrypted form, and a plain one belongs here")
     raise BodyError(f"codec {codec} is not known to this release")
+
+
+def _decompressed(packed: bytes) -> bytes:
+    """What one zstd frame holds, within the bounds of what a writer makes."""
+    try:
+        size = zstandard.frame_content_size(packed)
+        if not 0 < size <= min(MAX_UNPACKED_BYTES, len(packed) * _MAX_EXPANSION):
+            raise BodyError("a stored form without a sane content size")
+        return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise BodyError(f"a stored form does not unpack: {type(error).__name__}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +202,24 @@ def _str(value: bytes) -> str:
     return value.decode("utf-8", "surrogatepass")
 
 
+def _int(value: Any) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"a {type(value).__name__} where a number belongs")
+    return value
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError(f"a {type(value).__name__} where bytes belong")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"a {type(value).__name__} where true or false belongs")
+    return value
+
+
 # --- value references --------------------------------------------------------------------------
 
 
@@ -246,11 +280,11 @@ def _ref_out(ref: ValueRef) -> list[Any]:
 
 def _ref_in(raw: Sequence[Any]) -> ValueRef:
     if raw[0] == 0:
-        return Inline(raw[1])
+        return Inline(_bytes(raw[1]))
     if raw[0] == 1:
-        return Row(raw[1], raw[2])
+        return Row(_bytes(raw[1]), _int(raw[2]))
     if raw[0] == 2:
-        return Chunks(tuple(Segment(*item) for item in raw[1]))
+        return Chunks(tuple(Segment(_int(g), _int(c), _int(i), _bytes(d)) for g, c, i, d in raw[1]))
     raise BodyError("a value reference of unknown form")
 
 
@@ -337,14 +371,14 @@ class CheckpointBody:
                 namespace=_str(raw[0]),
                 checkpoint_id=_str(raw[1]),
                 parent_id=None if raw[2] is None else _str(raw[2]),
-                step=raw[3],
-                branch=raw[4],
-                born=raw[5],
+                step=_int(raw[3]),
+                branch=_bytes(raw[4]),
+                born=_flag(raw[5]),
                 skeleton=skeleton,
                 metadata=metadata,
                 values=tuple(ChannelValue(_str(c), _need(_typed_in(t))) for c, t in raw[8]),
-                folds=tuple(raw[9]),
-                extra=raw[10],
+                folds=tuple(map(_bytes, raw[9])),
+                extra=_extra(raw[10]),
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise _layout("C", error) from None
@@ -414,8 +448,8 @@ class WritesBody:
                     Batch(
                         _str(b[0]),
                         _str(b[1]),
-                        b[2],
-                        tuple(Write(w[0], _str(w[1]), _need(_typed_in(w[2]))) for w in b[3]),
+                        _flag(b[2]),
+                        tuple(Write(_int(w[0]), _str(w[1]), _need(_typed_in(w[2]))) for w in b[3]),
                     )
                     for b in raw[2]
                 ),
@@ -498,14 +532,20 @@ class EffectBody:
         """
         raw = _checked(schema, "E", stored)
         typed = {"arguments", "result", "receipt", "evidence"}
-        plain = {"slot", "fingerprint", "attempt", "at_us", "family"}
+        plain: dict[str, Callable[[Any], Any]] = {
+            "slot": _bytes,
+            "fingerprint": _bytes,
+            "attempt": _int,
+            "at_us": _int,
+            "family": _bytes,
+        }
         try:
             known: dict[str, Any] = {}
             for name, value in raw.items():
                 if name in typed:
                     known[name] = _typed_in(value)
                 elif name in plain:
-                    known[name] = value
+                    known[name] = plain[name](value)
                 else:
                     known[name] = _str(value)
             return cls(**known)
@@ -564,7 +604,10 @@ class PruneBody:
         raw = _checked(schema, "P", stored)
         try:
             return cls(
-                tuple(KeptFrame(*item) for item in raw[0]), _str(raw[1]), tuple(raw[2]), raw[3]
+                tuple(KeptFrame(_int(n), _int(e), _int(s), _bytes(d)) for n, e, s, d in raw[0]),
+                _str(raw[1]),
+                tuple(map(_int, raw[2])),
+                _flag(raw[3]),
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise _layout("P", error) from None
@@ -644,7 +687,7 @@ class RestoreBody:
                 and to_seq >= 0
             ):
                 raise TypeError("fields of wrong types")
-            return cls(to_seq, to_digest, horizon, bool(lost))
+            return cls(to_seq, to_digest, horizon, _flag(lost))
         except (TypeError, ValueError) as error:
             raise _layout("R", error) from None
 
@@ -693,6 +736,16 @@ class KeyChangeBody:
     def subject(self) -> bytes:
         """The record's subject, so that walks without bodies know it: key (8), seq (8)."""
         return hash8(self.key_id) + self.valid_up_to.to_bytes(8, "big")
+
+
+def _extra(raw: Any) -> dict[str, Any]:
+    """What later releases may add; the numbers that this one reads are numbers."""
+    if not isinstance(raw, dict):
+        raise TypeError("fields of wrong types")
+    for name in ("of", "horizon"):
+        if raw.get(name) is not None:
+            _int(raw[name])
+    return raw
 
 
 def _need(typed: Typed | None) -> Typed:
