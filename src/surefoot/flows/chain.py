@@ -311,7 +311,10 @@ class Chain:
             if not rows:
                 self._exhausted = True
                 return
+            before = self._lowest
             self._take(rows)
+            # Below seq 1 there may be rows, but no records: they would come back with every page.
+            self._exhausted = self._lowest == before
 
     def _take(self, rows: Sequence[FrameRow], *, keep_lowest: bool = False) -> None:
         for frame in verify_rows(
