@@ -1041,13 +1041,18 @@ def _rebuild_model(cls: type[BaseModel], payload: Any) -> BaseModel:
         return cls.model_validate(payload, by_name=True, by_alias=by_alias, strict=False)
 
 
+#: What ``dtype.str`` gives for arrays of plain items: order, kind, size, unit of time.
+_DTYPE: Final = re.compile(r"[<>|=][a-zA-Z][0-9]*(\[[0-9]*[a-zA-Z]+\])?")
+
+
 def _rebuild_array(meta: Any) -> Any:
     """Rebuilds a numpy array; stock gives a read-only one, or None if that fails."""
     try:
         numpy: Any = importlib.import_module("numpy")
         dtype, shape, order, buffer = meta
-        if not isinstance(buffer, bytes):  # a number would be a size to allocate
-            raise TypeError("an array without its bytes")
+        # A number would be a size to allocate; other spellings of a dtype are parsed as Python.
+        if not (isinstance(buffer, bytes) and isinstance(dtype, str) and _DTYPE.fullmatch(dtype)):
+            raise TypeError("no array that was stored here")
         flat = numpy.frombuffer(bytearray(buffer), dtype=numpy.dtype(dtype))
         return flat.reshape(shape, order=order)
     except Exception as exc:  # noqa: BLE001  # numpy absent, or any complaint of numpy
