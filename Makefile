@@ -11,7 +11,7 @@ DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean FORCE external-agmi campaign-advisories campaign-failover campaign-faults campaign-kill campaign-model campaign-tamper
+.PHONY: help demo test lint clean FORCE external-agmi campaign-advisories campaign-failover campaign-faults campaign-kill campaign-model campaign-tamper fuzz
 
 # A copied or moved checkout must not run the sources of the place it came from.
 moved = $(if $(wildcard $(1)),$(if $(filter-out $(shell cat $(1)),$(CURDIR)),FORCE))
@@ -39,6 +39,13 @@ lint: $(DEV) ## ruff, format, mypy, layers
 	@$(PY) -m mypy
 	@$(VENV)/bin/lint-imports --no-logo
 
+fuzz: $(DEV) ## fuzz all decoders with atheris for two minutes (ARGS="-max_total_time=3600": longer)
+	@$(PY) -c 'import atheris' 2>/dev/null || $(PY) -m pip --no-input --disable-pip-version-check \
+		install --quiet --only-binary :all: 'atheris>=3' || { echo 'make fuzz: atheris has no wheel for' \
+		"this Python ($$($(PY) -V)) and system; use PYTHON=/path/to/python3.11 on Linux x86-64, or run" \
+		'make test ARGS=tests/fuzz, which plays the same targets with hypothesis.' >&2; exit 1; }
+	@$(PY) tests/fuzz/atheris_run.py $(ARGS)
+
 campaign-kill: $(DEV) ## SIGKILL 2,000 real processes at printed barriers (FULL=1: 20,000, hours)
 	@SUREFOOT_KILLS=$(if $(FULL),20000,2000) $(PY) -m pytest -m kill -v -rP $(ARGS)
 
@@ -65,5 +72,5 @@ campaign-failover: $(DEV) ## 10 failovers that lose commits, 2 x 40 crashes of t
 clean: ## remove the environment, caches and build products
 	[ ! -e $(VENV)/.surefoot ] || rm -rf $(VENV)
 	rm -rf .bootstrap.log .mypy_cache .ruff_cache .pytest_cache .import_linter_cache \
-		.hypothesis build dist
+		.hypothesis .fuzz build dist
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -412,7 +412,8 @@ def _load(name: str, data: bytes) -> Any:
     for module in _watch.imports:
         top = module.partition(".")[0]
         may = top not in sys.stdlib_module_names or module in _OPEN_STDLIB
-        known = top in {m.partition(".")[0] for m, _ in _LISTED} | {"encodings"}
+        # A zone that the system does not have is looked for in the package of zones.
+        known = top in {m.partition(".")[0] for m, _ in _LISTED} | {"tzdata"}
         require(known or (may and name != "strict"), f"a load asks for module {module!r}")
     return value
 

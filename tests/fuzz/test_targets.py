@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any
 
+import numpy as np
 import ormsgpack
 import pytest
 import tests.fuzz.targets as targets_module
@@ -31,8 +32,6 @@ from surefoot.langgraph.serde import StrictSerializer
 from surefoot.rules.bodies import unpack_stored
 from surefoot.rules.decisions import Decision, SignedDecision
 from surefoot.signing import Reviewers, SigningKey
-
-pytestmark = pytest.mark.optimized
 
 #: `SUREFOOT_FUZZ_FACTOR=20 make test ARGS=tests/fuzz` looks longer.
 FACTOR = int(os.environ.get("SUREFOOT_FUZZ_FACTOR", "1"))
@@ -74,6 +73,7 @@ def test_an_undocumented_error_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> 
         TARGETS["intents"](b"")
 
 
+@pytest.mark.optimized
 def test_what_is_run_or_built_by_a_load_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     gullible = StrictSerializer(allowed_types=[("os", "system"), ("types", "SimpleNamespace")])
     monkeypatch.setitem(SERIALISERS, "lax", gullible)
@@ -170,6 +170,7 @@ def replaced(document: Any, at: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("kind", sorted(BODY_READERS))
 @examples(120)
 @given(data=st.data())
@@ -230,10 +231,37 @@ payloads = st.recursive(
 @given(value=payloads)
 @example(value=_nested(6, ["|u1", [4], "C", 2**40]))
 @example(value=_nested(1, ["builtins", "eval", ["1"]]))
+@example(value=_nested(6, ["8i4", [1], "C", bytes(32)]))
 def test_any_names_in_a_serialised_value(value: Any) -> None:
     TARGETS["loads"](ormsgpack.packb(value, option=_OPTION))
 
 
+@pytest.mark.optimized
+@pytest.mark.parametrize(
+    "dtype", ["8i4", "i4,f8", "(2,3)<f8", "<O8", "O", ["a", "b"], {"names": ["a"]}, b"<i4", 3, None]
+)
+def test_an_array_of_a_dtype_that_is_never_stored_is_refused(dtype: Any) -> None:
+    for serde in SERIALISERS.values():
+        with pytest.raises(NotLoadable, match="numpy"):
+            serde.loads_typed(("msgpack", extension(6, [dtype, [1], "C", bytes(48)])))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *("?", "i1", "u8", ">i4", "<f2", "f8", "c16", "longdouble", "S3", "U5", "V7"),
+        *("M8", "M8[ns]", "M8[25s]", "m8[D]", ">M8[ms]"),
+    ],
+)
+def test_an_array_of_every_plain_dtype_comes_back(dtype: str) -> None:
+    array = np.zeros((2, 2), dtype=dtype)
+    for serde in SERIALISERS.values():
+        again = serde.loads_typed(serde.dumps_typed(array))
+        assert again.dtype == array.dtype
+        assert again.tobytes() == array.tobytes()
+
+
+@pytest.mark.optimized
 def test_named_code_is_never_called() -> None:
     for module, name in (("os", "system"), ("builtins", "eval"), ("surefoot.keys", "Keyring")):
         for code in range(6):
@@ -302,6 +330,7 @@ def test_one_field_of_a_decision_holds_something_else(data: st.DataObject) -> No
     TARGETS["decision"](json.dumps(document).encode())
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize(
     ("not_before", "expires"),
     [
@@ -377,6 +406,7 @@ def test_every_field_that_can_change_is_drawn_above() -> None:
     assert set(DECISION_FIELDS) < set(Decision.model_fields)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("name", sorted(other_values))
 @examples(3)
 @given(data=st.data())
@@ -393,6 +423,7 @@ def test_each_field_is_bound_by_the_signature(name: str, data: st.DataObject) ->
         TRUSTED.check(changed)
 
 
+@pytest.mark.optimized
 @examples(100)
 @given(bit=st.integers(0, 511), key_id=st.sampled_from(["ops", "other"]))
 def test_a_changed_signature_or_signer_is_refused(bit: int, key_id: str) -> None:
