@@ -9,12 +9,13 @@ to run; an input that leads to a finding is written to ``.fuzz``, and
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import importlib
+import mmap
+import os
 import sys
-from collections import Counter
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".fuzz"
@@ -46,8 +47,32 @@ def _plant(names: list[str], seeds: dict[str, list[bytes]]) -> None:
             (corpus / hashlib.sha256(data).hexdigest()[:40]).write_bytes(data)
 
 
+def _fuzz(atheris: Any, names: list[str], counts: memoryview) -> None:
+    """Fuzzes until libFuzzer ends this process."""
+    targets = importlib.import_module("tests.fuzz.targets").TARGETS
+
+    def one(data: bytes) -> None:
+        if not data:
+            return
+        index = data[0] % len(names)
+        counts[2 * index] += 1
+        counts[2 * index + 1] += targets[names[index]](data[1:])
+
+    atheris.Setup(_arguments(sys.argv[1:]), one)
+    atheris.Fuzz()
+
+
+def _waited(child: int) -> int:
+    """Exit code of the child; an interrupt from the keyboard reaches it as well."""
+    while True:
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        except KeyboardInterrupt:
+            continue
+
+
 def main() -> int:
-    """Plants the seeds and hands over to libFuzzer, which ends the process itself."""
+    """Plants the seeds, fuzzes in a child process, and reports what it did."""
     try:
         atheris = importlib.import_module("atheris")
     except ImportError:
@@ -58,26 +83,22 @@ def main() -> int:
         targets = importlib.import_module("tests.fuzz.targets")
     names = sorted(targets.TARGETS)
     _plant(names, targets.seeds())
-    runs: Counter[str] = Counter()
-    accepted: Counter[str] = Counter()
-
-    def report() -> None:
-        print("\ntarget             executions   accepted")
-        for name in names:
-            print(f"{name:16} {runs[name]:12} {accepted[name]:10}")
-        print(f"{'all':16} {sum(runs.values()):12} {sum(accepted.values()):10}", flush=True)
-
-    def one(data: bytes) -> None:
-        if not data:
-            return
-        name = names[data[0] % len(names)]
-        runs[name] += 1
-        accepted[name] += bool(targets.TARGETS[name](data[1:]))
-
-    atexit.register(report)
-    atheris.Setup(_arguments(sys.argv[1:]), one)
-    atheris.Fuzz()
-    return 0
+    # libFuzzer ends its process without running anything of ours, so the counts are shared.
+    counts = memoryview(mmap.mmap(-1, 16 * len(names))).cast("Q")
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        _fuzz(atheris, names, counts)
+        os._exit(0)
+    code = _waited(child)
+    print("\ntarget             executions   accepted")
+    for index, name in enumerate(names):
+        print(f"{name:16} {counts[2 * index]:12} {counts[2 * index + 1]:10}")
+    print(f"{'all':16} {sum(counts[::2].tolist()):12} {sum(counts[1::2].tolist()):10}")
+    print(
+        "no finding" if code == 0 else f"a finding, or an interrupt (exit code {code}): see above"
+    )
+    return code
 
 
 if __name__ == "__main__":
