@@ -583,7 +583,6 @@ class TestJournal(JournalMachine.TestCase):  # type: ignore[name-defined, misc]
             "forks",
             "puts again",
             "early writes",
-            "prunes",
             "damages",
         ):
             assert seen[kind] > 0, kind
