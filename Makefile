@@ -11,7 +11,7 @@ DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean FORCE external-agmi campaign-advisories campaign-failover campaign-faults campaign-kill campaign-model campaign-tamper fuzz
+.PHONY: help demo test lint fuzz campaign-kill campaign-model campaign-advisories external-agmi campaign-tamper campaign-faults campaign-failover clean FORCE
 
 # A copied or moved checkout must not run the sources of the place it came from.
 moved = $(if $(wildcard $(1)),$(if $(filter-out $(shell cat $(1)),$(CURDIR)),FORCE))

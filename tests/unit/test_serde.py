@@ -891,6 +891,24 @@ def test_a_module_that_is_not_loaded_yet_is_imported(tmp_path, monkeypatch):
     assert STRICT.loads_typed(stored).a == 1
 
 
+def test_cpythons_own_tests_are_never_imported(tmp_path, monkeypatch):
+    """They are importable everywhere, and some of them run when they are imported."""
+    (tmp_path / "zest").mkdir()
+    (tmp_path / "zest" / "__init__.py").write_text("")
+    (tmp_path / "zest" / "autotest.py").write_text(
+        "import dataclasses\n@dataclasses.dataclass\nclass Data:\n    a: int\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tag, stored = STRICT.dumps_typed(importlib.import_module("zest.autotest").Data(1))
+    forged = stored.replace(b"zest.autotest", b"test.autotest")
+    assert forged != stored
+    before = {name for name in sys.modules if name.partition(".")[0] == "test"}
+    with pytest.raises(NotLoadable):
+        STRICT.loads_typed((tag, forged))
+    assert {name for name in sys.modules if name.partition(".")[0] == "test"} == before
+    assert STRICT.loads_typed((tag, stored)).a == 1
+
+
 # --- allowlists ---------------------------------------------------------------------------
 
 
