@@ -53,7 +53,7 @@ class Known:
         seq: Its record's number.
         step: ``metadata["step"]``.
         branch: Id of its branch (empty for the root branch).
-        key_id: Key that its record is sealed with.
+        key_id: Key from which idempotency keys under it are derived.
     """
 
     namespace: str
@@ -195,6 +195,10 @@ class Session:
         #: Root steps up to it were part of a history that was lost (rule E6); None until the
         #: chain has been looked at.
         self.horizon: int | None = None
+        #: Seq of the order that set it; what is recorded of a slot since then is known again.
+        self.horizon_at = 0
+        #: What followed the order is not the lost history again: slots may have moved.
+        self.apart = False
         self.tainted = False
         self.intents: dict[bytes, int] = {}
         self.lease_until_ms = 0
@@ -237,6 +241,8 @@ class Session:
 
         self.queue: list[Pending] = []
         self.effects: dict[bytes, EffectBody] = {}
+        #: Seq of the newest record of each of them.
+        self.effect_at: dict[bytes, int] = {}
         self.unfolded: dict[bytes, tuple[str, str]] = {}
         self.ordinals: dict[tuple[str, int, int, bytes], int] = {}
         self.running: set[bytes] = set()
@@ -382,9 +388,11 @@ class Session:
 
     # --- small state ----------------------------------------------------------------------------
 
-    def is_lost_step(self, root_step: int) -> bool:
-        """True for a step up to the horizon of an ordered restore (rule E6)."""
-        return self.horizon is not None and root_step <= self.horizon
+    def is_lost(self, slot: bytes, root_step: int) -> bool:
+        """True for a slot of a step up to the horizon, of which nothing is recorded since (E6)."""
+        if self.horizon is None or root_step > self.horizon:
+            return False
+        return self.effect_at.get(slot, 0) < self.horizon_at
 
     def is_over(self, caller: Caller | None = None) -> bool:
         """True when whoever wants the thread now may have it.

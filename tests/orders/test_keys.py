@@ -294,3 +294,18 @@ def test_a_forged_vouching_record_does_not_verify(place: Place) -> None:
     with pytest.raises((KeyMissing, TamperDetected)):
         place.open(keys=ring["retired"]).get_tuple(at("t"))
     assert replace(mark, lease_left_ms=0).seq == mark.seq
+
+
+def test_a_frozen_thread_keeps_no_key_from_being_retired(place: Place) -> None:
+    ring = rings(place)
+    place.graph("K", stop=2).invoke({"done": []}, at("t"))
+    before = place.saver.get_tuple(at("t"))
+    place.decide("t", "abort")
+    turned = place.open(keys=ring["turned"])
+    assert turned.retire_key("t", ring["old"].primary(), compromised=True) is True
+    assert turned.retire_key("t", ring["old"].primary()) is False
+    turned.close()
+    retired = place.open(keys=ring["retired"])
+    assert retired.get_tuple(at("t")) == before
+    (report,) = retired.verify("t", deep=True)
+    assert (report.ok, report.state) == (True, "frozen")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.orders.conftest import Place, Snapshot, at, whole
 
+from surefoot import NotSent
 from surefoot.errors import (
     Busy,
     DecisionRefused,
@@ -117,17 +118,17 @@ def test_a_thread_that_is_gone_from_the_database_starts_anew_under_its_horizon(
 
 
 def test_rows_of_an_earlier_life_are_nothing_to_go_back_to(place: Place) -> None:
-    place.graph("K", stop=2).invoke({"done": []}, at("t"))
+    place.graph("L", stop=2).invoke({"done": []}, at("t"))
     earlier = Snapshot(place.backend)
     place.saver.delete_thread("t")
-    place.graph("K").invoke({"done": []}, at("t"))
+    place.graph("L").invoke({"done": []}, at("t"))
     earlier.put_back()
     with pytest.raises((RollbackDetected, TamperDetected)):
         place.saver.get_tuple(at("t"))
     with pytest.raises(Misuse, match="to_seq=0"):
         place.saver.propose("t", "restore", reason="x")
     place.decide("t", "restore", to_seq=0)
-    assert place.graph("K", place.open()).invoke({"done": []}, at("t"))["done"] == whole("K")
+    assert place.graph("L", place.open()).invoke({"done": []}, at("t"))["done"] == whole("L")
     assert [r.ok for r in place.open().verify("t", deep=True)] == [True]
 
 
@@ -359,3 +360,130 @@ def test_the_mark_keeps_the_highest_step(place: Place) -> None:
     place.graph("K", stop=2).invoke(None, paused.config)
     assert mark_of(place).step == highest
     assert replace(mark_of(place), lease_left_ms=0).seq > 0
+
+
+# --- where the history since is not the lost one again ------------------------------------------
+
+
+def settle(place: Place, classes: str, *, at_most: int = 12) -> Any:
+    """Resumes, and has a person say "it happened" for each effect in doubt."""
+    for _ in range(at_most):
+        try:
+            return place.graph(classes, place.open()).invoke(None, at("t"))
+        except EffectInDoubt as doubt:
+            place.decide("t", "approve", slot=doubt.slot, outcome="succeeded", result="settled")
+    raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("classes", ["K", "L", "N"])
+@pytest.mark.parametrize("updates", [1, 3])
+def test_an_update_of_the_state_after_a_restore_moves_no_effect_out_of_sight(
+    place: Place, classes: str, updates: int
+) -> None:
+    """The steps to come lie further on, so their slots are not those of the lost ones."""
+    lose(place, classes)
+    sent = len(place.world.sent[classes])
+    place.decide("t", "restore")
+    graph = place.graph(classes, place.open())
+    for _ in range(updates):
+        graph.update_state(at("t"), {"done": []}, as_node="n1")
+    settle(place, classes)
+    assert len(place.world.sent[classes]) == sent, "a lost effect was sent again unasked"
+
+
+@pytest.mark.parametrize("classes", ["K", "L", "N"])
+def test_a_fork_that_was_lost_and_is_made_again_sends_nothing_unasked(
+    place: Place, classes: str
+) -> None:
+    place.graph(classes, stop=1).invoke({"done": []}, at("t"))
+    paused = place.saver.get_tuple(at("t"))
+    assert paused is not None
+    place.graph(classes).invoke(None, at("t"))
+    before = Snapshot(place.backend)
+    place.graph(classes).invoke(None, paused.config)
+    sent = len(place.world.sent[classes])
+    assert sent == 7
+    before.put_back()
+    place.decide("t", "restore")
+    with pytest.raises(EffectInDoubt):
+        place.graph(classes, place.open()).invoke(None, paused.config)
+    assert len(place.world.sent[classes]) == sent
+
+
+def test_new_input_at_a_lost_step_never_gets_the_lost_key(place: Place) -> None:
+    """Another message at the step where something else was bought must not get its answer."""
+    place.graph("K").invoke({"done": []}, at("t"))
+    early = Snapshot(place.backend)
+    place.graph("K").invoke({"done": ["second"]}, at("t"))
+    sent = len(place.world.sent["K"])
+    early.put_back()
+    place.decide("t", "restore")
+    with pytest.raises(EffectInDoubt):
+        place.graph("K", place.open()).invoke({"done": ["another"]}, at("t"))
+    assert len(place.world.sent["K"]) == sent
+
+
+@pytest.mark.parametrize("classes", ["K", "L"])
+def test_keys_sent_to_receivers_do_not_turn_with_the_sealing_key(
+    place: Place, classes: str
+) -> None:
+    lose(place, classes)
+    turned = place.backend.keys.with_new_key("new").with_primary("new")
+    saver = place.open(keys=turned)
+    place.decide("t", "restore", saver)
+    assert place.graph(classes, saver).invoke(None, at("t"))["done"] == whole(classes)
+    assert place.world.distinct(classes) == 4
+
+
+@pytest.mark.parametrize("classes", ["L", "N"])
+def test_a_copy_into_a_restored_thread_does_not_hide_the_horizon(
+    place: Place, classes: str
+) -> None:
+    place.graph(classes, stop=2).invoke({"done": []}, at("source"))
+    empty = Snapshot(place.backend)
+    place.graph(classes, stop=2).invoke({"done": []}, at("t"))
+    place.graph(classes).invoke(None, at("t"))
+    sent = len(place.world.sent[classes])
+    empty.put_back()
+    place.decide("t", "restore", to_seq=0)
+    place.saver.copy_thread("source", "t")
+    for _ in range(2):
+        try:
+            place.graph(classes, place.open()).invoke(None, at("t"))
+        except EffectInDoubt as doubt:
+            place.decide("t", "approve", slot=doubt.slot, outcome="succeeded", result="x")
+    assert len(place.world.sent[classes]) == sent
+
+
+@pytest.mark.parametrize("classes", ["L", "N"])
+@pytest.mark.parametrize("proof", ["failed", "absent"])
+def test_a_proof_from_before_the_lost_history_proves_nothing(
+    place: Place, classes: str, proof: str
+) -> None:
+    """What is stored says that nothing happened; a later attempt did, and was lost."""
+    refusing = [True]
+    real = place.world.sent[classes]
+
+    class Refusing(list):  # type: ignore[type-arg]
+        def append(self, item: Any) -> None:
+            if refusing[0] and item[0].endswith("1"):
+                raise NotSent if proof == "failed" else TimeoutError
+            super().append(item)
+
+    place.world.sent[classes] = Refusing(real)
+    with pytest.raises((NotSent, TimeoutError)):
+        place.graph(classes).invoke({"done": []}, at("t"))
+    if proof == "absent":
+        try:
+            place.graph(classes, place.open()).invoke(None, at("t"))
+        except (EffectInDoubt, TimeoutError) as doubt:
+            if isinstance(doubt, EffectInDoubt):
+                place.decide("t", "approve", slot=doubt.slot, outcome="absent")
+    before = Snapshot(place.backend)
+    refusing[0] = False
+    assert place.graph(classes, place.open()).invoke(None, at("t"))["done"] == whole(classes)
+    sent = len(place.world.sent[classes])
+    before.put_back()
+    place.decide("t", "restore")
+    settle(place, classes)
+    assert len(place.world.sent[classes]) == sent

@@ -274,18 +274,25 @@ def scan(session: Session, chain: Chain, *, tail: bool = True) -> None:
             effect = effect_of(session.identity.thread, record)
             if effect.slot not in session.effects:
                 session.effects[effect.slot] = effect
+                session.effect_at[effect.slot] = record.link.seq
                 if effect.slot not in folded:
                     session.unfolded[effect.slot] = (effect.namespace, effect.checkpoint_id)
         elif record.kind is Kind.PRUNE and not session.latest.get(""):
             if prune_of(session.identity.thread, record).cuts:
                 session.base_branch = session.base_branch or record.link.digest
+                # Another branch from here on: if a history was lost below, its slots have moved.
+                session.apart = session.apart or session.horizon is None
         elif record.kind is Kind.RESTORE and session.horizon is None:
             session.horizon = restore_of(session.identity.thread, record).horizon
+            session.horizon_at = record.link.seq
         elif record.kind is Kind.CHECKPOINT:
             body = checkpoint_of(session.identity.thread, record)
             folded.update(body.folds)
+            if not session.known:
+                session.apart = session.apart or bool(body.extra.get("apart"))
             if session.horizon is None:
                 session.horizon = body.extra.get("horizon", NO_HORIZON)
+                session.horizon_at = body.extra.get("horizon_at", 0)
             learn(session, record, body, chain.key_id(record))
             if body.namespace == "" and floor is None:
                 # Checkpoints of its subgraphs may lie below it; its frame says how far.
@@ -326,7 +333,11 @@ def learn(session: Session, record: RecordHead, body: CheckpointBody, key_id: st
 
 
 def known_of(record: RecordHead, body: CheckpointBody, key_id: str) -> Known:
-    """Facts about a stored checkpoint; a branch's id is the digest of the record that began it."""
+    """Facts about a stored checkpoint; a branch's id is the digest of the record that began it.
+
+    The key for what is sent under it is carried from checkpoint to checkpoint, so that a step that
+    is made again after a rotation sends under the same one (E9); older records name none.
+    """
     return Known(
         body.namespace,
         body.checkpoint_id,
@@ -334,7 +345,7 @@ def known_of(record: RecordHead, body: CheckpointBody, key_id: str) -> Known:
         record.link.seq,
         body.step,
         record.link.digest if body.born else body.branch,
-        key_id,
+        body.extra.get("key", key_id),
     )
 
 

@@ -130,6 +130,7 @@ class Step:
         reads: Number of "absent" answers so far.
         absent_from_ms: Local monotonic time from which "absent" may count.
         rows: Rows that the record of a start needs.
+        may_run: A proven "absent" lets it run; otherwise a person decides.
     """
 
     verdict: Verdict
@@ -139,6 +140,7 @@ class Step:
     reads: int = 0
     absent_from_ms: int = 0
     rows: Sequence[tuple[bytes, bytes]] = ()
+    may_run: bool = True
 
 
 # --- E1 ----------------------------------------------------------------------------------------
@@ -219,8 +221,10 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: CallReques
                 receiver=request.receiver,
                 state=None if held is None else held.state,
                 same_arguments=held is not None and held.fingerprint == request.fingerprint,
-                intent=slot in session.intents or _is_lost(session, request, position),
+                intent=slot in session.intents,
                 tainted=session.tainted,
+                lost=session.is_lost(slot, _root_step(session, request, position)),
+                apart=session.apart,
             )
         )
         body, rows = _body(ports, session, serde, request, position, slot, held)
@@ -228,14 +232,14 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: CallReques
         if verdict.verdict is Verdict.CONFLICT:
             raise _conflict(ports, session, serde, held or body, request, verdict.reason)
         if verdict.verdict is Verdict.REFUSE:
-            if held is None:
+            if held is None or held.state in _PROVEN_NOTHING:
                 # So that it stands in the ledger, and a decision can settle it.
-                held = replace(body, state="in_doubt", error=verdict.reason)
+                held = replace(held or body, state="in_doubt", error=verdict.reason)
                 _record(ports, session, held, rows)
             raise in_doubt(session, held, verdict.reason)
         if verdict.verdict is Verdict.REPLAY and held is not None:
             return _replay(ports, session, serde, request, held)
-        step = Step(verdict.verdict, request, held or body, rows=rows)
+        step = Step(verdict.verdict, request, held or body, rows=rows, may_run=verdict.may_run)
         step.absent_from_ms = _absent_from(ports, session, request, held)
         if verdict.verdict is Verdict.ASK:
             session.running.add(slot)
@@ -294,13 +298,10 @@ def _position(session: Session, request: CallRequest) -> Position:
     return replace(position, call=ordinal)
 
 
-def _is_lost(session: Session, request: CallRequest, position: Position) -> bool:
-    """True when the call's step is part of a history that was lost (rule E6).
-
-    Its intent and its record may have been lost with it, so it may have been sent.
-    """
+def _root_step(session: Session, request: CallRequest, position: Position) -> int:
+    """Step of the root checkpoint that a call runs under."""
     root = _root(session, request.place)
-    return session.is_lost_step(position.steps[0] - 1 if root is None else root.step)
+    return position.steps[0] - 1 if root is None else root.step
 
 
 def _root(session: Session, place: CallPlace) -> Known | None:
@@ -578,6 +579,15 @@ def _absent(ports: Ports, session: Session, step: Step) -> Step:
     step.reads += 1 if settled else 0
     if not decide_absent(strong=step.request.strong, reads=step.reads, settled=settled):
         return step
+    if not step.may_run:
+        reason = (
+            "it was not found, but the step was lost and what followed is another history: it may "
+            "have been sent under another key"
+        )
+        with session.lock:
+            body = replace(step.body, state="in_doubt", error=reason, at_us=ports.host.now_us())
+            _close(ports, session, body, step.rows)
+        raise in_doubt(session, body, reason)
     with session.lock:
         held = replace(step.body, state="absent", source="reconcile", at_us=ports.host.now_us())
         _record(ports, session, held)
@@ -613,6 +623,8 @@ def step_aside(ports: Ports, session: Session) -> None:
         Fenced: Another worker has the thread.
         StoreUnavailable: B could not be reached; the lease runs out by itself.
     """
+    if session.running:
+        return  # a sibling is sending: nobody may decide about its effect, or take over, now
     session.paused_at = max([session.paused_at or "", *(c for _, c in list(session.known))])
     if not session.lock.acquire(blocking=False):
         return  # a save is under way; its publish gives the lease back
@@ -672,6 +684,7 @@ def _record(
     record = Record(Kind.EFFECT, BODY_SCHEMAS["E"], body.slot[:16], body.pack())
     journal.append(ports, session, [record], rows=rows)
     session.effects[body.slot] = body
+    session.effect_at[body.slot] = session.head.seq
     session.unfolded[body.slot] = (body.namespace, body.checkpoint_id)
 
 

@@ -23,7 +23,7 @@ from surefoot.flows.find import Found, values_of, walk_checkpoints, writes_of
 from surefoot.flows.load import load_metadata, loader_for
 from surefoot.flows.values import ZERO_RUNNING, Loader, chunk_row, running_digest
 from surefoot.flows.views import has_moved, viewing
-from surefoot.ports import ChunkRow, HeadRow, Kept, Ports, Serializer
+from surefoot.ports import ChunkRow, HeadRow, Kept, Mark, Ports, Serializer
 from surefoot.rules.bodies import (
     BODY_SCHEMAS,
     BodyError,
@@ -40,9 +40,10 @@ from surefoot.rules.bodies import (
     WritesBody,
 )
 from surefoot.rules.chain import KeyLimits
-from surefoot.rules.envelope import Kind, Record, RecordHead, hash8
+from surefoot.rules.envelope import Identity, Kind, Link, Record, RecordHead, hash8
+from surefoot.rules.intents import unpack_intents
 from surefoot.rules.retention import CheckpointFacts, decide_cuts, decide_kept, decide_latest
-from surefoot.session import Session
+from surefoot.session import NO_HORIZON, Session
 
 __all__ = [
     "collect_beside",
@@ -285,14 +286,44 @@ def retire_key(ports: Ports, thread: str, key_id: str, *, compromised: bool) -> 
         raise Misuse(field="key_id", reason=f"{key_id!r} is the primary; rotate first")
     if not viewing(ports, thread, lambda chain: _needs_limit(chain, key_id, tail=not compromised)):
         return False
+    mark = ports.marks.read(ports.tenant, thread)
+    if mark is not None and mark.state == "frozen":
+        _retire_in_frozen(ports, thread, mark, key_id, compromised=compromised)
+        return True
     with held(ports, thread, tail=not compromised) as (session, chain):
         if chain is None:
             return False
-        body = KeyChangeBody(key_id, session.head.seq, compromised)
-        record = Record(Kind.KEY_CHANGE, BODY_SCHEMAS["K"], body.subject(), body.pack())
-        journal.append(ports, session, [record])
+        journal.append(ports, session, [_limit(session, key_id, compromised=compromised)])
         journal.publish(ports, session, free=True, clean=True)
     return True
+
+
+def _limit(session: Session, key_id: str, *, compromised: bool) -> Record:
+    """The ``K`` record that says that a key counts up to the session's head."""
+    body = KeyChangeBody(key_id, session.head.seq, compromised)
+    return Record(Kind.KEY_CHANGE, BODY_SCHEMAS["K"], body.subject(), body.pack())
+
+
+def _retire_in_frozen(
+    ports: Ports, thread: str, mark: Mark, key_id: str, *, compromised: bool
+) -> None:
+    """Writes into a frozen thread, which nobody can acquire: under the epoch that froze it."""
+    row = ports.store.read_thread(ports.tenant, thread)
+    if row is None:
+        return
+    owner = ports.host.describe()
+    session = Session(Identity(ports.tenant, thread, mark.incarnation), mark.epoch, owner, None)
+    session.mark = session.head = Link(mark.seq, mark.digest)
+    session.step, session.tainted = mark.step, mark.tainted
+    session.key, session.stored_head = row.key, row.head
+    session.intents = unpack_intents(mark.intents)
+    try:
+        with session.lock:
+            journal.append(ports, session, [_limit(session, key_id, compromised=compromised)])
+            journal.publish(ports, session, free=True, clean=mark.clean, state="frozen")
+    finally:
+        session.ended = True
+        ports.host.retire(owner)
 
 
 def _needs_limit(chain: Chain | None, key_id: str, *, tail: bool) -> bool:
@@ -381,7 +412,7 @@ def _copy_records(
         hint: bytes | None = None
         runs: list[str] = []
         if record.kind is Kind.CHECKPOINT:
-            body = _rebased(checkpoint_of(chain.identity.thread, record), record, moved)
+            body = _rebased(session, checkpoint_of(chain.identity.thread, record), record, moved)
             loader.fetch([body.skeleton, body.metadata, *(v.value for v in body.values)])
             hint = hash8(body.checkpoint_id)
             run_id = loader.load(body.metadata).get("run_id")
@@ -413,14 +444,27 @@ def _copy_records(
     session.step = step  # of what will be published, never of half a copy
 
 
-def _rebased(body: CheckpointBody, record: RecordHead, moved: dict[int, int]) -> CheckpointBody:
+#: What a checkpoint says about the thread it was made in, and not about itself.
+_OF_ITS_THREAD = frozenset({"horizon", "horizon_at", "apart", "key"})
+
+
+def _rebased(
+    session: Session, body: CheckpointBody, record: RecordHead, moved: dict[int, int]
+) -> CheckpointBody:
     """A checkpoint body for another chain: branch ids stay, seqs are those of the new chain."""
     if body.born:
         body = replace(body, branch=record.link.digest, born=False)
     of = body.extra.get("of")
     if of is not None:
         body = replace(body, extra={**body.extra, "of": moved.get(of, of)})
-    extra = {k: v for k, v in body.extra.items() if k != "horizon"}  # its slots are new ones
+    extra = {k: v for k, v in body.extra.items() if k not in _OF_ITS_THREAD}
+    if session.horizon is not None and session.horizon > NO_HORIZON:
+        # The target lost a history of its own; what is copied in is not that history again.
+        extra |= {
+            "horizon": session.horizon,
+            "horizon_at": session.horizon_at,
+            "apart": True,
+        }
     return replace(body, folds=(), extra=extra)
 
 

@@ -53,7 +53,7 @@ CHOICES = frozenset(
 #: Between the epoch of an adoption's records and that of its mark: whoever tried the same at the
 #: same moment wrote with an epoch in between, and is fenced like any stale worker.
 _EPOCH_GAP = 1_024
-_SETTLEABLE = frozenset({"started", "in_doubt", "needs_review"})
+_SETTLEABLE = frozenset({"started", "in_doubt", "needs_review", "abandoned"})
 _NO_RECEIPT = "0" * 64
 
 

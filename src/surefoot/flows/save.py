@@ -392,8 +392,9 @@ def _checkpoint_body(
         # The graph went on without them. They cannot be called again from this branch, so
         # their intents leave B; the sealed record keeps them for whoever looks for doubts.
         extra["left_open"] = left_open
-    if session.horizon is not None and session.horizon > NO_HORIZON:
-        extra["horizon"] = session.horizon
+    extra |= _lost_history(session, save, born=born)
+    if save.namespace == "":
+        extra["key"] = _sending_key(ports, session, save)
     body = CheckpointBody(
         namespace=save.namespace,
         checkpoint_id=checkpoint_id,
@@ -412,6 +413,33 @@ def _checkpoint_body(
         extra=extra,
     )
     return body, refs
+
+
+def _sending_key(ports: Ports, session: Session, save: CheckpointSave) -> str:
+    """Key from which idempotency keys are derived: the parent's, so that it never turns (E9)."""
+    again = session.known.get((save.namespace, str(save.checkpoint["id"])))
+    parent = None if save.parent_id is None else session.known.get(("", save.parent_id))
+    held = again or parent
+    return ports.seals.primary() if held is None else held.key_id
+
+
+def _lost_history(session: Session, save: CheckpointSave, *, born: bool) -> dict[str, Any]:
+    """What a checkpoint carries on of an ordered restore (rule E6).
+
+    New input, an update or a fork in a step that was lost begins another history: the steps to
+    come lie one further, and a slot may not be the one under which something was sent.
+    """
+    if session.horizon is None or session.horizon <= NO_HORIZON:
+        return {}
+    horizon, apart = session.horizon, session.apart
+    parent = None if save.parent_id is None else session.known.get(("", save.parent_id))
+    within = parent is None or parent.step <= horizon
+    if save.namespace == "" and within:
+        if save.metadata.get("source") != "loop":
+            horizon, apart = horizon + 1, True
+        apart = apart or born
+    carried: dict[str, Any] = {"horizon": horizon, "horizon_at": session.horizon_at}
+    return carried | ({"apart": True} if apart else {})
 
 
 def _settled(
@@ -562,12 +590,15 @@ def _learn_saved(
         session.latest[known.namespace] = known.checkpoint_id
         session.branch_heads[(known.namespace, known.branch)] = known.checkpoint_id
     session.bodies[place] = body
+    if "horizon" in body.extra:
+        session.horizon, session.apart = body.extra["horizon"], bool(body.extra.get("apart"))
     session.refs[known.namespace] = (known.checkpoint_id, refs)
     session.lists.update(writer.lists)
     for slot in body.folds:
         session.unfolded.pop(slot, None)
         session.intents.pop(slot, None)
         session.effects.pop(slot, None)
+        session.effect_at.pop(slot, None)
     if known.namespace == "" and not again:
         session.ordinals.clear()
         session.origins.clear()

@@ -742,7 +742,7 @@ def _extra(raw: Any) -> dict[str, Any]:
     """What later releases may add; the numbers that this one reads are numbers."""
     if not isinstance(raw, dict):
         raise TypeError("fields of wrong types")
-    for name in ("of", "horizon"):
+    for name in ("of", "horizon", "horizon_at"):
         if raw.get(name) is not None:
             _int(raw[name])
     return raw

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -161,6 +161,10 @@ class CallFacts:
         same_arguments: The recorded fingerprint equals the one of this call.
         intent: B holds an intent of this slot: it may have been sent (E5).
         tainted: A missing record is ambiguous (E3).
+        lost: The step is part of a history that was given up, and nothing is recorded of the slot
+            since: what is recorded may be older than what happened (E6).
+        apart: What followed since is not that history again (new input, an update, a fork), so
+            the slot may not be the one under which it was sent.
     """
 
     receiver: Receiver
@@ -168,14 +172,24 @@ class CallFacts:
     same_arguments: bool
     intent: bool
     tainted: bool
+    lost: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A verdict and its reason."""
+    """A verdict and its reason.
+
+    Attributes:
+        verdict: What to do.
+        reason: For people.
+        may_run: For ASK: a proven "absent" lets it run. Otherwise the question may have been asked
+            under another key than it was sent with, and a person decides.
+    """
 
     verdict: Verdict
     reason: str
+    may_run: bool = True
 
 
 _PROVEN_NOTHING = frozenset({"failed", "absent"})
@@ -197,11 +211,18 @@ def decide_call(facts: CallFacts) -> Call:
     needs_review      refuse                     refuse                   refuse
     ================  =========================  =======================  ======================
 
-    Other arguments than recorded are a conflict, except after a proven failure.
+    Other arguments than recorded are a conflict, except after a proven failure. In a step that was
+    lost (E6) every intent may have been lost as well: it counts as if there were one, a recorded
+    "nothing happened" may be older than what did, and where the history since is another one,
+    a missing record stops K as well and L does not run on "absent".
     """
     state = facts.state
+    if facts.lost and not facts.intent:
+        facts = replace(facts, intent=True)
     if state is None:
         return _decide_missing(facts)
+    if state in _PROVEN_NOTHING and facts.lost:
+        return _decide_open(facts, state)
     if state in _PROVEN_NOTHING:
         return Call(Verdict.RUN, f"the last attempt is recorded as {state}: nothing happened")
     if not facts.same_arguments:
@@ -210,16 +231,28 @@ def decide_call(facts: CallFacts) -> Call:
         return Call(Verdict.REPLAY, "recorded as succeeded")
     if state in _OPEN:
         return _decide_open(facts, state)
+    if state == "abandoned":
+        return Call(Verdict.REFUSE, "abandoned by decision; another decision can settle it")
     return Call(Verdict.REFUSE, f"recorded as {state}; a person decides")
 
 
 def _decide_missing(facts: CallFacts) -> Call:
+    if facts.receiver is Receiver.DEDUPLICATES and facts.lost and facts.apart:
+        return Call(
+            Verdict.REFUSE,
+            "the step was lost, and what followed is another history: the key may not be the one "
+            "it was sent with",
+        )
     if facts.receiver is Receiver.DEDUPLICATES:
         return Call(Verdict.RUN, "no record; the receiver deduplicates on the key")
     if not facts.intent:
         return Call(Verdict.RUN, "no record and no intent: never sent")
     if facts.receiver is Receiver.CAN_BE_ASKED:
-        return Call(Verdict.ASK, "an intent without its record: it may have been sent")
+        return Call(
+            Verdict.ASK,
+            "an intent without its record: it may have been sent",
+            may_run=not (facts.lost and facts.apart),
+        )
     return Call(Verdict.REFUSE, "an intent without its record, and nobody can be asked")
 
 
