@@ -317,6 +317,33 @@ def test_a_crash_while_an_order_is_carried_out_leaves_it_undone_or_done(
     assert [r.ok for r in fresh.verify("t", deep=True)] == [True]
 
 
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_an_order_that_dies_before_it_is_published_has_given_up_nothing(
+    place: Place, side: str
+) -> None:
+    """P6: what an order gives up is deleted only after the order itself is published."""
+    place.graph("K").invoke({"done": []}, at("t"))
+    before = list(place.saver.list(at("t")))
+    kept = next(
+        r.link.seq
+        for r in _records(place)
+        if r.link.seq < mark_of(place).seq - 2 and r.kind.name == "CHECKPOINT"
+    )
+    signed = place.operator.sign(place.saver.propose("t", "restore", reason="x", to_seq=kept))
+    dying = place.open()
+    boundary = f"marks.publish.{side}#1"
+    plan = Plan({boundary: Fault.DIE})
+    with_faults(dying, plan)
+    with pytest.raises(Died):
+        dying.resolve(signed)
+    bury(dying, plan)
+    assert plan.hit == [boundary]
+    found = list(place.open().list(at("t")))
+    assert (found == before) == (side == "before")
+    assert len(found) < len(before) or side == "before"
+    assert [r.ok for r in place.open().verify("t", deep=True)] == [True]
+
+
 def test_two_restores_in_a_row_keep_the_widest_horizon(place: Place) -> None:
     lose(place, "N", after=2)
     place.decide("t", "restore")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import threading
 from dataclasses import replace
 from typing import Annotated, Any, TypedDict
@@ -14,6 +15,7 @@ from tests.orders.conftest import Place, at, whole
 
 from surefoot import effect
 from surefoot.errors import Fenced
+from surefoot.testing.faults import Died, Fault, Plan, bury, with_faults
 
 pytestmark = pytest.mark.optimized
 
@@ -128,9 +130,37 @@ def test_a_worker_that_writes_while_a_prune_collects_loses_nothing(place: Place)
             working.core.ports.tenant.encode(),
         )
     graph = place.graph("K", working)
-    graph.update_state(at("t"), {"done": ["x" * 10_000]})
+    noise = os.urandom(5_000).hex()  # cannot be packed, so it lies in a row of its own
+    rows = place.backend.counts()["surefoot_value"]
+    graph.update_state(at("t"), {"done": [noise]})
+    assert place.backend.counts()["surefoot_value"] > rows, "there is nothing to lose"
     go.set()
     pruner.join(60)
     assert isinstance(ended[0], Fenced), "it could give back a thread that is not its own"
-    assert place.open().get_tuple(at("t")).checkpoint["channel_values"]["done"][-1] == "x" * 10_000
+    assert place.open().get_tuple(at("t")).checkpoint["channel_values"]["done"][-1] == noise
     assert [r.ok for r in place.open().verify("t", deep=True)] == [True]
+
+
+@pytest.mark.parametrize("act", ["prune", "delete"])
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_nothing_is_deleted_before_the_record_that_permits_it_is_published(
+    place: Place, act: str, side: str
+) -> None:
+    """P6: who dies before the publish has deleted nothing, who dies after it may have."""
+    place.graph("K").invoke({"done": []}, at("t"))
+    place.saver.release("t")
+    whole_history = list(place.saver.list(at("t")))
+    assert len(whole_history) > 2
+    dying = place.open()
+    boundary = f"marks.publish.{side}#1"
+    plan = Plan({boundary: Fault.DIE})
+    with_faults(dying, plan)
+    with pytest.raises(Died):
+        dying.prune(["t"], strategy="keep_latest" if act == "prune" else "delete")
+    bury(dying, plan)
+    assert plan.hit == [boundary]
+    found = list(place.open().list(at("t")))
+    if side == "before":
+        assert found == whole_history
+    else:
+        assert found == (whole_history[:1] if act == "prune" else [])

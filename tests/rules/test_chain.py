@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.rules.chain import ADOPTED_KINDS, decide_tail
+from surefoot.rules.bodies import KeyChangeBody
+from surefoot.rules.chain import ADOPTED_KINDS, KeyLimits, decide_tail
 from surefoot.rules.envelope import (
     GENESIS,
     Frame,
@@ -122,3 +125,46 @@ def test_any_cut_of_a_journal(kinds: list[Kind], data: st.DataObject) -> None:
             break
         expected.append(frames[number].records[0])
     assert adopted == expected
+
+
+# --- what a retired key sealed (R6) --------------------------------------------------------------
+
+
+def vouching(seq: int, key_id: str, up_to: int) -> RecordHead:
+    """A ``K`` record at a seq, as a chain that was verified holds it."""
+    body = KeyChangeBody(key_id, up_to, compromised=False)
+    return RecordHead(
+        Link(seq, b"k" * 32), b"p" * 32, 1, Kind.KEY_CHANGE, 1, body.subject(), body.pack()
+    )
+
+
+def test_a_key_counts_up_to_what_a_record_says_and_no_other_key_does() -> None:
+    limits = KeyLimits()
+    assert not limits.covers("old", 0)
+    limits.learn(vouching(9, "old", 7))
+    assert [seq for seq in range(12) if limits.covers("old", seq)] == [*range(8)]
+    assert not limits.covers("other", 1)
+
+
+def test_a_record_vouches_for_nothing_at_or_above_itself() -> None:
+    """Whatever a limit says: what comes after the record is not fixed by its digest."""
+    limits = KeyLimits()
+    limits.learn(vouching(9, "old", 10_000))
+    assert limits.covers("old", 8)
+    assert not limits.covers("old", 9)
+    assert not limits.covers("old", 10)
+
+
+def test_of_two_records_the_higher_limit_counts() -> None:
+    for order in ((20, 15), (9, 7)), ((9, 7), (20, 15)):
+        limits = KeyLimits()
+        for seq, up_to in order:
+            limits.learn(vouching(seq, "old", up_to))
+        assert limits.covers("old", 15)
+        assert not limits.covers("old", 16)
+
+
+def test_records_of_other_kinds_vouch_for_nothing() -> None:
+    limits = KeyLimits()
+    limits.learn(replace(vouching(9, "old", 7), kind=Kind.EFFECT))
+    assert not limits.covers("old", 1)

@@ -22,6 +22,8 @@ from surefoot.errors import (
     Misconfigured,
     Misuse,
     RollbackDetected,
+    SaveFailed,
+    StoreUnavailable,
     SurefootError,
     TamperDetected,
 )
@@ -29,6 +31,8 @@ from surefoot.flows import acquire, journal
 from surefoot.keys import Key
 from surefoot.rules.bodies import BODY_SCHEMAS, WritesBody
 from surefoot.rules.envelope import Kind, Record
+from surefoot.testing.faults import Died as ProcessDied
+from surefoot.testing.faults import Fault, Plan, bury, with_faults
 
 
 class State(TypedDict, total=False):
@@ -199,31 +203,33 @@ def test_a_thread_of_which_every_run_was_deleted_begins_anew(
 
 
 def test_the_idempotency_key_outlives_a_rotation(backend: Backend) -> None:
+    """Also where the record of the start, which holds the key, was lost with the tail."""
     keys: list[str] = []
+    plan = Plan()
 
     def graph(saver: SurefootSaver, *, dies: bool) -> Any:
         @effect(idempotent=True)
         def pay(*, idempotency_key: str) -> int:
             keys.append(idempotency_key)
             if dies:
-                raise Died
+                plan.die()
+                plan.check_alive()
             return 1
 
         return line(saver, lambda _: (pay(), {"log": [1]})[1])
 
     old, new = Key("k1", b"1" * 32, "primary"), Key("k2", b"2" * 32, "primary")
-    first = backend.open_saver(keys=Keyring([old]))
-    with pytest.raises(Died):
+    first = with_faults(backend.open_saver(keys=Keyring([old])), plan)
+    with pytest.raises(ProcessDied):
         graph(first, dies=True).invoke({"x": 1}, at("t"))
-    first.close()
-    mark = first.core.ports.marks
+    bury(first, plan)
     rotated = Keyring([Key("k1", b"1" * 32, "enabled"), new])
     second = backend.open_saver(keys=rotated)
-    seq = second.core.ports.marks.read(backend.tenant, "t")
-    assert seq is not None
-    # The unacknowledged tail is gone: the record of the start with it.
-    backend.execute("DELETE FROM surefoot_frame WHERE last_seq > ?", seq.seq)
-    assert mark is not second.core.ports.marks
+    mark = second.core.ports.marks.read(backend.tenant, "t")
+    assert mark is not None
+    before = backend.counts()["surefoot_frame"]
+    backend.execute("DELETE FROM surefoot_frame WHERE last_seq > ?", mark.seq)
+    assert backend.counts()["surefoot_frame"] < before, "the record of the start is still there"
     graph(second, dies=False).invoke(None, at("t"))
     assert len(keys) == 2
     assert keys[0] == keys[1]
@@ -467,6 +473,101 @@ def test_nothing_is_stored_behind_a_record_that_a_failover_lost(
     (three,) = journal.append(second, session, [writes_record()])
     assert orphan.seq == three.seq
     journal.publish(second, session)
+
+
+def test_a_worker_that_is_overtaken_while_it_loads_is_fenced_and_alarms_nobody(
+    backend: Backend,
+) -> None:
+    """Between acquiring and reading the lease ran out, and the thread was deleted."""
+    first = backend.open_saver()
+    line(first, lambda s: {"log": [1]}).invoke({"x": 0}, at("t"))
+    first.release("t")
+    short = ResumePolicy(lease_ttl_ms=1, handover_grace_ms=5_000)
+    stale = backend.open_saver(policy=short).core.ports
+    late, mark = acquire.begin(stale, "t", object())
+    assert mark.seq > 0
+    run_out(backend.open_saver())
+    backend.open_saver().delete_thread("t")
+    assert stale.store.read_thread(stale.tenant, "t") is None, "the fault of the test did not hit"
+    with pytest.raises(Fenced):
+        acquire._load(stale, late, mark, adopt=True)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_another_record_at_the_published_height_is_a_fork(backend: Backend, lost: bool) -> None:
+    """R4: the published record is gone, and an orphan of an earlier worker stands at its height."""
+    short = ResumePolicy(lease_ttl_ms=1, handover_grace_ms=5_000)
+    first, second = backend.open_saver(policy=short).core.ports, backend.open_saver().core.ports
+    old, _ = acquire.acquire(first, "t", object())
+    journal.append(first, old, [writes_record()])
+    journal.publish(first, old)
+    run_out(backend.open_saver())
+    session, _ = acquire.acquire(second, "t", object())
+    (orphan,) = journal.append(first, old, [writes_record()])
+    (published,) = journal.append(second, session, [writes_record()])
+    assert orphan.seq == published.seq
+    assert orphan.digest != published.digest
+    journal.publish(second, session)
+    acquire.release(second, session)
+    reader = backend.open_saver()
+    if not lost:
+        assert reader.get_tuple(at("t")) is None  # there is no checkpoint, and no alarm
+        return
+    backend.execute(
+        "DELETE FROM surefoot_frame WHERE last_seq = ? AND epoch = ?", published.seq, session.epoch
+    )
+    with pytest.raises(TamperDetected, match="R4 the database holds another record"):
+        reader.get_tuple(at("t"))
+    with pytest.raises(TamperDetected, match="R4 the database holds another record"):
+        line(reader, lambda s: {"log": [1]}).invoke({"x": 0}, at("t"))
+
+
+@pytest.mark.parametrize("fails", ["store.append", "marks.publish"])
+def test_after_a_failed_write_nothing_of_the_session_is_stored_or_published(
+    backend: Backend, fails: str
+) -> None:
+    """E10: nobody can know what a next record would follow, so there is none."""
+    plan = Plan({f"{fails}.before#2": Fault.UNAVAILABLE})
+    ports = with_faults(backend.open_saver(), plan).core.ports
+    session, _ = acquire.acquire(ports, "t", object())
+    journal.append(ports, session, [writes_record()])
+    journal.publish(ports, session)
+
+    def step() -> None:
+        journal.append(ports, session, [writes_record()])
+        journal.publish(ports, session)
+
+    with pytest.raises(StoreUnavailable):
+        step()
+    assert plan.hit == [f"{fails}.before#2"]
+    stored, mark = backend.counts(), ports.marks.read(ports.tenant, "t")
+    with pytest.raises(SaveFailed):
+        journal.append(ports, session, [writes_record()])
+    with pytest.raises(SaveFailed):
+        journal.publish(ports, session)
+    assert session.stopped, "effects would start"
+    assert backend.counts() == stored
+    after = ports.marks.read(ports.tenant, "t")
+    assert mark is not None
+    assert after is not None
+    assert (after.seq, after.digest, after.epoch) == (mark.seq, mark.digest, mark.epoch)
+
+
+@pytest.mark.parametrize("sending", [True, False])
+def test_a_thread_is_given_back_as_clean_only_when_nothing_is_being_sent(
+    backend: Backend, sending: bool
+) -> None:
+    """P7: whoever comes next must know that an answer may still be under way."""
+    ports = backend.open_saver().core.ports
+    session, _ = acquire.acquire(ports, "t", object())
+    journal.append(ports, session, [writes_record()])
+    if sending:
+        session.running.add(bytes(32))
+    acquire.release(ports, session)
+    mark = ports.marks.read(ports.tenant, "t")
+    assert mark is not None
+    assert mark.lease_left_ms <= 0
+    assert mark.clean is not sending
 
 
 # --- leases --------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from surefoot.errors import (
     StoreUnavailable,
     SurefootError,
 )
+from surefoot.highwater import SqliteHighWater
 
 postgres = pytest.mark.postgres
 PASSWORD = "hunter2-of-the-test"
@@ -300,6 +301,50 @@ def test_without_tables_everything_is_refused(bare: Backend) -> None:
         assert not Path(bare.url.removeprefix("sqlite:///")).exists(), "nothing makes a file"
     saver.setup()
     assert works(saver)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("journal_mode", ["DELETE", "WAL"])
+def test_no_node_runs_on_a_file_that_may_lose_commits(tmp_path: Path, journal_mode: str) -> None:
+    """P0 is asked when a run begins, not only by whoever sets up."""
+    place = make_backend("sqlite", tmp_path)
+    place.open_saver().close()
+    ((mode,),) = place.execute(f"PRAGMA journal_mode = {journal_mode}")
+    assert mode == journal_mode.lower(), "the setting of the test did not take"
+    saver = place.open_saver(setup=False)
+    ran: list[str] = []
+    if journal_mode == "WAL":
+        assert watched_graph(saver, ran).invoke({"n": 0}, at("t")) == {"n": 1}
+        assert ran
+    else:
+        with pytest.raises(Misconfigured, match="journal_mode=delete"):
+            watched_graph(saver, ran).invoke({"n": 0}, at("t"))
+        with pytest.raises(Misconfigured, match="journal_mode=delete"):
+            saver.delete_thread("t")
+        assert not ran
+    place.close()
+
+
+@pytest.mark.optimized
+def test_no_node_runs_beside_marks_that_may_be_lost(tmp_path: Path) -> None:
+    """The high-water store of the caller's says that it does not keep what it acknowledges."""
+    place = make_backend("sqlite", tmp_path)
+    place.open_saver().close()
+
+    class Weak(SqliteHighWater):
+        """Its disk does not wait for anything."""
+
+        def check_durability(self) -> None:
+            raise Misconfigured(field="highwater", reason="this disk forgets")
+
+    weak = Weak(place.highwater.removeprefix("sqlite:///"))
+    saver = place.open_saver(setup=False, highwater=weak)
+    ran: list[str] = []
+    with pytest.raises(Misconfigured, match="forgets"):
+        watched_graph(saver, ran).invoke({"n": 0}, at("t"))
+    assert not ran
+    place.close()
+    weak.close()
 
 
 @pytest.mark.parametrize("missing", ["content", "marks"])
