@@ -11,7 +11,7 @@ DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fuzz campaign-kill campaign-model campaign-advisories external-agmi campaign-tamper campaign-faults campaign-failover clean FORCE
+.PHONY: help demo test lint fuzz campaign-kill campaign-model campaign-mutants campaign-advisories external-agmi campaign-tamper campaign-faults campaign-failover clean FORCE
 
 # A copied or moved checkout must not run the sources of the place it came from.
 moved = $(if $(wildcard $(1)),$(if $(filter-out $(shell cat $(1)),$(CURDIR)),FORCE))
@@ -51,6 +51,9 @@ campaign-kill: $(DEV) ## SIGKILL 2,000 real processes at printed barriers (FULL=
 
 campaign-model: $(DEV) ## explore 25 million states of the protocol (JSON=path writes a report)
 	@JSON="$(JSON)" $(PY) -m tests.model.campaign $(ARGS)
+
+campaign-mutants: $(DEV) ## make 100 protocol mistakes, each must fail a named test (JSON=path)
+	@$(PY) -m tests.mutants.run $(if $(JSON),--json $(JSON)) $(ARGS)
 
 campaign-advisories: $(DEV) ## tampering and advisories in full: every form, both halves on both databases (minutes)
 	@SUREFOOT_FULL=1 $(PY) -m pytest tests/advisories tests/external -v $(ARGS)

@@ -1,0 +1,430 @@
+"""Mistakes in when the world is touched, and in what a crash means for it: rules E1 to E10."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["EFFECTS"]
+
+_RULES = "tests/rules/test_effects.py::"
+_EFFECT = "tests/effects/test_effect.py::"
+_ORDER = "tests/effects/test_order.py::"
+_RESTORE = "tests/orders/test_restore.py::"
+_HARDENING = "tests/saver/test_hardening.py::"
+_CONFORMS = "tests/highwater/test_conformance.py::test_sqlite_conforms"
+_DECISIONS = "tests/rules/test_decisions.py::"
+
+EFFECTS = (
+    # --- E1: the barrier --------------------------------------------------------------------------
+    Mutant(
+        "E1-async-does-not-wait",
+        "langgraph/effects.py",
+        "    if flow.require_barrier(session, request):\n",
+        '    if flow.require_barrier(session, request) and session.durability == "sync":\n',
+        "an effect runs on a step that a crash takes back",
+        (f"{_ORDER}test_an_effect_waits_until_its_checkpoint_is_published[before the commit-N]",),
+    ),
+    Mutant(
+        "E1-barrier-passes-under-exit",
+        "rules/effects.py",
+        "    return Barrier.PASS if facts.receiver is Receiver.DEDUPLICATES else Barrier.REFUSE\n",
+        "    return Barrier.PASS\n",
+        "no checkpoint stands before the effect, so the next run does it again",
+        (f"{_RULES}test_the_barrier", f"{_EFFECT}test_durability_exit[sqlite-N-False]"),
+    ),
+    Mutant(
+        "E1-deadline-opens-the-barrier",
+        "langgraph/effects.py",
+        "        if not passed:\n            raise flow.barrier_timeout(",
+        "        if not passed and session.stopped:\n            raise flow.barrier_timeout(",
+        "who has waited long enough sends anyway",
+        (f"{_EFFECT}test_the_barrier_has_a_deadline",),
+    ),
+    Mutant(
+        "E1-exit-on-an-older-checkpoint",
+        "flows/effects.py",
+        "    if then is Barrier.PASS and session.started_behind:\n",
+        "    if then is Barrier.REFUSE and session.started_behind:\n",
+        "without a branch of its own a rerun's effects are taken for those of the first run",
+        (f"{_HARDENING}test_exit_durability_refuses_effects_on_an_older_checkpoint[sqlite]",),
+    ),
+    # --- E2: recorded before and after ------------------------------------------------------------
+    Mutant(
+        "E2-start-recorded-in-memory-only",
+        "flows/effects.py",
+        "        _record(ports, session, step.body, step.rows)\n        if step.request.receiver",
+        "        session.effects[slot] = step.body\n        if step.request.receiver",
+        "after a crash nothing says that it was ever tried",
+        (f"{_ORDER}test_an_effect_is_recorded_before_it_is_sent_and_after_it[sqlite-K-sync]",),
+    ),
+    Mutant(
+        "E2-outcome-recorded-in-memory-only",
+        "flows/effects.py",
+        "        _close(ports, session, body, writer.rows)\n        if lost is not None:",
+        "        session.effects[body.slot] = body\n        session.running.discard(body.slot)\n"
+        "        if lost is not None:",
+        "what happened is forgotten with the process, and happens again or stays in doubt",
+        (
+            f"{_ORDER}test_an_effect_is_recorded_before_it_is_sent_and_after_it[sqlite-K-sync]",
+            f"{_EFFECT}test_runs_once_and_is_replayed_on_resume[sqlite-K-sync]",
+            f"{_EFFECT}test_runs_once_and_is_replayed_on_resume[sqlite-N-sync]",
+        ),
+    ),
+    Mutant(
+        "E2-note-kept-in-memory",
+        "flows/effects.py",
+        "        _record(ports, session, step.body, writer.rows)\n",
+        "        session.effects[step.body.slot] = step.body\n",
+        "the provider's id is lost exactly when somebody has to look it up",
+        (f"{_ORDER}test_what_a_body_notes_is_stored_at_once[sqlite]",),
+    ),
+    # --- E3: taint --------------------------------------------------------------------------------
+    Mutant(
+        "E3-intents-forgotten-at-takeover",
+        "flows/acquire.py",
+        "        session.intents = unpack_intents(mark.intents)\n",
+        "        session.intents = {}\n",
+        "what the last owner may have sent counts as never sent",
+        (f"{_EFFECT}test_an_outcome_that_could_not_be_recorded_stays_open[N]",),
+    ),
+    Mutant(
+        "E3-missing-record-means-fresh",
+        "rules/effects.py",
+        '        return Call(Verdict.ASK, "an intent without its record: it may have been sent")',
+        '        return Call(Verdict.RUN, "an intent without its record: it may have been sent")',
+        "the record was cut off with the tail, the charge was not",
+        (f"{_RULES}test_every_call",),
+    ),
+    Mutant(
+        "E3-unclean-takeover-leaves-no-taint",
+        "highwater/sql/sqlite.sql",
+        "WHEN clean = 0 THEN 1 ELSE tainted END,",
+        "ELSE tainted END,",
+        "the next owner does not learn that the last one died",
+        (f"{_CONFORMS}[taint]",),
+    ),
+    # --- E4: identity -----------------------------------------------------------------------------
+    Mutant(
+        "E4-branch-left-out",
+        "rules/effects.py",
+        "            position.branch,\n",
+        '            b"",\n',
+        "an intended repeat on a fork gets the result of the other branch",
+        (f"{_RULES}test_each_part_of_a_position_counts",),
+    ),
+    Mutant(
+        "E4-task-ids-left-in",
+        "rules/effects.py",
+        '    return "|".join(part.split(":", 1)[0] for part in namespace.split("|"))',
+        "    return namespace",
+        "a task id changes whenever the checkpoint before it is made anew",
+        (f"{_RULES}test_task_ids_are_no_part_of_a_place",),
+    ),
+    Mutant(
+        "E4-other-arguments-replayed",
+        "rules/effects.py",
+        "    if not facts.same_arguments:\n",
+        '    if not facts.same_arguments and state != "succeeded":\n',
+        "a call with another amount gets the receipt of the first one",
+        (
+            f"{_RULES}test_every_call",
+            f"{_EFFECT}test_case_09_other_arguments_at_the_same_place[sqlite-succeeded-N]",
+        ),
+    ),
+    Mutant(
+        "E4-calls-not-counted",
+        "flows/effects.py",
+        "    return replace(position, call=ordinal)\n",
+        "    return position\n",
+        "two equal calls of one task become one",
+        (f"{_EFFECT}test_case_10_twice_in_one_node[sqlite-N]",),
+    ),
+    # --- E5: intents ------------------------------------------------------------------------------
+    Mutant(
+        "E5-no-intent-for-class-n",
+        "flows/effects.py",
+        "        if step.request.receiver is not Receiver.DEDUPLICATES:\n",
+        "        if step.request.receiver is Receiver.CAN_BE_ASKED:\n",
+        "after a takeover nothing says that it may have been sent",
+        (
+            f"{_EFFECT}test_an_outcome_that_could_not_be_recorded_stays_open[N]",
+            f"{_ORDER}test_an_effect_is_recorded_before_it_is_sent_and_after_it[sqlite-N-sync]",
+        ),
+    ),
+    Mutant(
+        "E5-intent-rides-with-the-next-publish",
+        "flows/effects.py",
+        "            session.intents[slot] = session.epoch\n"
+        "            journal.publish(ports, session)\n",
+        "            session.intents[slot] = session.epoch\n",
+        "the announcement arrives after what it announces, or never",
+        (f"{_ORDER}test_an_effect_is_recorded_before_it_is_sent_and_after_it[sqlite-L-sync]",),
+    ),
+    Mutant(
+        "E5-absent-counted-once",
+        "rules/effects.py",
+        "    return settled and (strong or reads >= 2)\n",
+        "    return settled and (strong or reads >= 1)\n",
+        "a lookup that lags says absent of what has just happened",
+        (f"{_RULES}test_when_absent_counts", f"{_EFFECT}test_absent_now_and_found_later"),
+    ),
+    Mutant(
+        "E5-settling-time-ignored",
+        "flows/effects.py",
+        "    settled = now >= step.absent_from_ms\n",
+        "    settled = now >= 0\n",
+        "the request of the last owner is still under way when its absence is counted",
+        (f"{_EFFECT}test_absent_does_not_count_before_the_settling_time",),
+    ),
+    Mutant(
+        "E5-intents-never-leave",
+        "flows/save.py",
+        "        session.intents.pop(slot, None)\n        session.effects.pop(slot, None)\n",
+        "        session.effects.pop(slot, None)\n",
+        "an intent whose step is folded blocks nothing any more, and the mark grows for ever",
+        (f"{_HARDENING}test_effects_left_in_doubt_do_not_pile_up_in_the_mark[sqlite]",),
+    ),
+    # --- E6: horizon and orders -------------------------------------------------------------------
+    Mutant(
+        "E6-restore-without-horizon",
+        "flows/orders.py",
+        "        session.horizon = max(horizon, session.horizon or NO_HORIZON)\n"
+        "        session.head = head\n",
+        "        session.horizon = NO_HORIZON\n        session.head = head\n",
+        "what happened in the lost steps happens again",
+        (
+            (
+                f"{_RESTORE}test_a_lost_effect_that_nobody_can_be_asked_about_stops_the_run_until"
+                "_a_decision[sqlite]"
+            ),
+        ),
+    ),
+    Mutant(
+        "E6-chain-goes-on-through-what-was-given-up",
+        "flows/chain.py",
+        "                at = self._restored(record)\n",
+        "                self._restored(record)\n",
+        "the order stands above the records that it gave up, and they are not there",
+        (f"{_RESTORE}test_after_the_order_the_run_goes_on_and_no_effect_happens_twice[sqlite-K]",),
+    ),
+    Mutant(
+        "E6-horizon-dropped-by-the-next-checkpoint",
+        "flows/save.py",
+        '        extra["horizon"] = session.horizon\n',
+        "        pass\n",
+        "the second resume after a restore no longer sees the order",
+        (_RESTORE + "test_the_horizon_covers_the_steps_of_a_branch_that_was_left[sqlite]",),
+    ),
+    Mutant(
+        "E6-horizon-one-step-short",
+        "session.py",
+        "        return self.horizon is not None and root_step <= self.horizon\n",
+        "        return self.horizon is not None and root_step < self.horizon\n",
+        "the step under the lost head was running when it was lost",
+        (f"{_RESTORE}test_the_horizon_ends_with_the_steps_that_were_lost[sqlite]",),
+    ),
+    Mutant(
+        "E6-mark-takes-the-step-of-the-last-branch",
+        "flows/save.py",
+        "        session.step = max(session.step, body.step)\n        session.writes_through",
+        "        session.step = body.step\n        session.writes_through",
+        "a fork at a lower step hides how far the lost history went",
+        (f"{_RESTORE}test_the_mark_keeps_the_highest_step[sqlite]",),
+    ),
+    Mutant(
+        "E6-order-below-the-lost-head",
+        "flows/orders.py",
+        'f"its horizon is below the lost head\'s step {mark.step}" if horizon < mark.step else "",',
+        'f"its horizon is below the lost head\'s step {mark.step}" if horizon < -2 else "",',
+        "an order may not promise that less was lost than was",
+        (f"{_RESTORE}test_an_order_for_something_else_changes_nothing[sqlite-changes5-horizon]",),
+    ),
+    Mutant(
+        "E6-signature-not-checked",
+        "signing.py",
+        "            key.verify(\n"
+        "                bytes.fromhex(signed.signature), "
+        "signed_bytes(signed.decision, signed.key_id)\n"
+        "            )\n",
+        "            bytes.fromhex(signed.signature)\n",
+        "whoever knows the name of an operator orders a restore",
+        (f"{_RESTORE}test_who_signed_is_checked_before_anything_else[sqlite]",),
+    ),
+    Mutant(
+        "E6-order-not-bound-to-the-head",
+        "rules/decisions.py",
+        "    if (decision.head_seq, decision.head_digest) != "
+        "(facts.head_seq, facts.head_digest.hex()):",
+        "    if decision.head_seq > facts.head_seq:",
+        "an order that was signed for another state of the thread is carried out on this one",
+        (
+            f"{_DECISIONS}test_whatever_has_moved_makes_it_void",
+            f"{_RESTORE}test_an_order_is_carried_out_once[sqlite]",
+        ),
+    ),
+    Mutant(
+        "E6-nonce-not-consumed",
+        "rules/decisions.py",
+        "    if facts.consumed:\n",
+        "    if facts.consumed and facts.now >= decision.expires:\n",
+        "one signature is good for as many orders as somebody likes to send",
+        (f"{_DECISIONS}test_whatever_has_moved_makes_it_void",),
+    ),
+    Mutant(
+        "E6-order-does-not-expire",
+        "rules/decisions.py",
+        "    if facts.now >= decision.expires:\n",
+        "    if facts.now < decision.not_before and facts.now >= decision.expires:\n",
+        "an order that was never carried out lies in a drawer for ever",
+        (
+            f"{_DECISIONS}test_whatever_has_moved_makes_it_void",
+            f"{_RESTORE}test_an_order_holds_from_its_start_to_its_end[sqlite]",
+        ),
+    ),
+    # --- E8: what proves something ----------------------------------------------------------------
+    Mutant(
+        "E8-timeout-is-a-proven-failure",
+        "langgraph/effects.py",
+        "        proven = isinstance(error, (NotSent, _NeverRan))\n",
+        "        proven = isinstance(error, (NotSent, _NeverRan, TimeoutError))\n",
+        "the receiver may have done it and be slow to say so",
+        (f"{_EFFECT}test_class_n_is_never_sent_again[sqlite]",),
+    ),
+    Mutant(
+        "E8-broken-lookup-says-absent",
+        "langgraph/effects.py",
+        '        answer = Unknown(f"the lookup raised {type(answer).__qualname__}; '
+        'repair it and run again")\n',
+        "        answer = Absent()\n",
+        "a lookup that fails proves nothing",
+        (f"{_EFFECT}test_what_says_nothing_proves_nothing",),
+    ),
+    Mutant(
+        "E8-evidence-not-compared",
+        "flows/effects.py",
+        "        differs = decide_match(request.compare, request.arguments, answer.evidence)\n",
+        "        differs = None\n",
+        "something that the receiver holds under the key is taken for this effect",
+        (f"{_EFFECT}test_what_does_not_match_goes_to_review[another amount]",),
+    ),
+    Mutant(
+        "E8-receipt-not-read-again",
+        "flows/orders.py",
+        "    if _receipt_digest(ports, serde, chain, effect) != decision.receipt_digest:\n",
+        "    if not decision.receipt_digest:\n",
+        "a person decided about another receipt than the one that is there now",
+        (
+            (
+                "tests/orders/test_adopt.py::"
+                "test_an_approval_is_bound_to_the_effect_as_it_was_looked_at[sqlite]"
+            ),
+        ),
+    ),
+    # --- E9: the receiver's key -------------------------------------------------------------------
+    Mutant(
+        "E9-key-of-the-primary-of-the-moment",
+        "flows/effects.py",
+        "    key_id = ports.seals.primary() if root is None else root.key_id\n",
+        "    key_id = ports.seals.primary()\n",
+        "a rotation between two attempts changes the key, and the receiver charges twice",
+        (f"{_HARDENING}test_the_idempotency_key_outlives_a_rotation[sqlite]",),
+    ),
+    Mutant(
+        "E9-key-of-the-attempt",
+        "flows/effects.py",
+        "        step.body = replace(body, attempt=attempt, key=key, ",
+        '        key = f"{key[:-2]}{attempt:02d}"\n'
+        "        step.body = replace(body, attempt=attempt, key=key, ",
+        "every attempt is a new charge to the receiver",
+        (f"{_EFFECT}test_class_k_is_sent_again_with_the_same_key[sqlite]",),
+    ),
+    Mutant(
+        "E9-key-of-the-checkpoint",
+        "flows/effects.py",
+        "        key=idempotency_key(purpose, slot) if held is None else held.key,\n",
+        "        key=idempotency_key(purpose, checkpoint_id.encode() + slot)\n"
+        "        if held is None\n        else held.key,\n",
+        "the id of a checkpoint changes when a lost step is run again",
+        (f"{_RESTORE}test_after_the_order_the_run_goes_on_and_no_effect_happens_twice[sqlite-K]",),
+    ),
+    Mutant(
+        "E9-key-without-a-secret",
+        "rules/effects.py",
+        '    return hmac.digest(purpose_key, tlv("idempotency/v1", slot), "sha256").hex()[:32]',
+        '    return hashlib.sha256(tlv("idempotency/v1", slot)).hexdigest()[:32]',
+        "whoever knows a thread's name can use up the key before it is sent",
+        (f"{_RULES}test_the_key_is_a_keyed_digest_of_the_slot",),
+    ),
+    # --- E10: the latch ---------------------------------------------------------------------------
+    Mutant(
+        "E10-latch-not-set-by-a-failed-write",
+        "flows/journal.py",
+        """    except SurefootError as error:
+        session.latch(error)
+        raise
+    except BaseException:
+        session.latch(StoreUnavailable(store=ports.store.shown""",
+        """    except SurefootError:
+        raise
+    except BaseException:
+        session.latch(StoreUnavailable(store=ports.store.shown""",
+        "the next record follows one that may or may not be there",
+        (
+            (
+                f"{_HARDENING}test_after_a_failed_write_nothing_of_the_session_is_stored_or_published"
+                "[sqlite-store.append]"
+            ),
+        ),
+    ),
+    Mutant(
+        "E10-latch-not-set-by-a-failed-publish",
+        "flows/journal.py",
+        """    except SurefootError as error:
+        session.latch(error)
+        raise
+    except BaseException:
+        session.latch(
+            StoreUnavailable(store=ports.marks.shown""",
+        """    except SurefootError:
+        raise
+    except BaseException:
+        session.latch(
+            StoreUnavailable(store=ports.marks.shown""",
+        "a run goes on although nobody knows whether its step counts",
+        (
+            (
+                f"{_HARDENING}test_after_a_failed_write_nothing_of_the_session_is_stored_or_published"
+                "[sqlite-marks.publish]"
+            ),
+        ),
+    ),
+    Mutant(
+        "E10-latch-not-checked-by-writes",
+        "flows/journal.py",
+        "    session.check_latch()\n    identity = session.identity\n    try:\n",
+        "    identity = session.identity\n    try:\n",
+        "a session that has lost its place writes on",
+        (
+            (
+                f"{_HARDENING}test_after_a_failed_write_nothing_of_the_session_is_stored_or_published"
+                "[sqlite-store.append]"
+            ),
+        ),
+    ),
+    Mutant(
+        "E10-effect-starts-after-a-refused-step",
+        "flows/effects.py",
+        "        session.check()\n        position = _position(session, request)\n",
+        "        position = _position(session, request)\n",
+        "the step before it can never be stored, so the effect happens again",
+        (f"{_ORDER}test_after_a_value_that_cannot_be_stored_no_effect_starts[handle-N]",),
+    ),
+    Mutant(
+        "E10-step-goes-on-without-its-writes",
+        "flows/save.py",
+        "        session.refuse_step(save.namespace, save.checkpoint_id, error)\n",
+        "",
+        "a checkpoint follows a step whose result could not be stored",
+        (f"{_ORDER}test_after_a_value_that_cannot_be_stored_no_effect_starts[handle-N]",),
+    ),
+)
