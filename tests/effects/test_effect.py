@@ -1953,3 +1953,54 @@ def test_fifty_threads_do_not_meet(bench: Bench) -> None:
     assert done == [[n * 10] for n in range(24)]
     assert sorted(bench.world.sent) == list(range(24))
     assert len(set(bench.world.keys)) == 24
+
+
+def test_a_refusal_keeps_the_lease_while_a_sibling_is_sending(either: Bench) -> None:
+    """Given back, another worker or a person could decide about what is being sent right now."""
+    begun, refused = threading.Event(), threading.Event()
+    left: list[int] = []
+    first = [True]
+    config = either.config()
+    thread = config["configurable"]["thread_id"]
+
+    @effect
+    def doubtful() -> str:
+        raise TimeoutError
+
+    @effect
+    def slow() -> str:
+        begun.set()
+        refused.wait(60)
+        mark = either.saver.core.ports.marks.read(either.tenant, thread)
+        left.append(mark.lease_left_ms)
+        return "sent"
+
+    def one(state: State) -> State:
+        if not first[0]:
+            begun.wait(60)
+        try:
+            return {"log": [doubtful()]}
+        except EffectInDoubt:
+            refused.set()
+            raise
+
+    def other(state: State) -> State:
+        if first[0]:
+            raise RuntimeError("not up yet")
+        return {"log": [slow()]}
+
+    builder = StateGraph(State)
+    for name, node in (("one", one), ("other", other)):
+        builder.add_node(name, node)
+        builder.add_edge(START, name)
+        builder.add_edge(name, END)
+    graph = builder.compile(checkpointer=either.saver)
+    with pytest.raises((TimeoutError, RuntimeError)):
+        graph.invoke({"n": 0, "log": []}, config)
+    either.saver.release(thread)
+    first[0] = False
+    with pytest.raises(EffectInDoubt):
+        graph.invoke(None, config)
+    assert refused.is_set()
+    assert len(left) == 1
+    assert left[0] > 0, "the lease was given back while an effect was being sent"

@@ -10,6 +10,7 @@ _RULES = "tests/rules/test_effects.py::"
 _EFFECT = "tests/effects/test_effect.py::"
 _ORDER = "tests/effects/test_order.py::"
 _RESTORE = "tests/orders/test_restore.py::"
+_MOVED = f"{_RESTORE}test_an_update_of_the_state_after_a_restore_moves_no_effect_out_of_sight"
 _HARDENING = "tests/saver/test_hardening.py::"
 _CONFORMS = "tests/highwater/test_conformance.py::test_sqlite_conforms"
 _DECISIONS = "tests/rules/test_decisions.py::"
@@ -90,8 +91,8 @@ EFFECTS = (
     Mutant(
         "E3-missing-record-means-fresh",
         "rules/effects.py",
-        '        return Call(Verdict.ASK, "an intent without its record: it may have been sent")',
-        '        return Call(Verdict.RUN, "an intent without its record: it may have been sent")',
+        '            Verdict.ASK,\n            "an intent without its record',
+        '            Verdict.RUN,\n            "an intent without its record',
         "the record was cut off with the tail, the charge was not",
         (f"{_RULES}test_every_call",),
     ),
@@ -210,18 +211,80 @@ EFFECTS = (
     Mutant(
         "E6-horizon-dropped-by-the-next-checkpoint",
         "flows/save.py",
-        '        extra["horizon"] = session.horizon\n',
-        "        pass\n",
+        "    extra |= _lost_history(session, save, born=born)\n",
+        "",
         "the second resume after a restore no longer sees the order",
         (_RESTORE + "test_the_horizon_covers_the_steps_of_a_branch_that_was_left[sqlite]",),
     ),
     Mutant(
         "E6-horizon-one-step-short",
         "session.py",
-        "        return self.horizon is not None and root_step <= self.horizon\n",
-        "        return self.horizon is not None and root_step < self.horizon\n",
+        "        if self.horizon is None or root_step > self.horizon:\n",
+        "        if self.horizon is None or root_step >= self.horizon:\n",
         "the step under the lost head was running when it was lost",
         (f"{_RESTORE}test_the_horizon_ends_with_the_steps_that_were_lost[sqlite]",),
+    ),
+    Mutant(
+        "E6-proof-older-than-what-was-lost",
+        "rules/effects.py",
+        "    if state in _PROVEN_NOTHING and facts.lost:\n",
+        "    if False:\n",
+        "the attempt after the recorded failure happened, and was lost",
+        (
+            f"{_RESTORE}test_a_proof_from_before_the_lost_history_proves_nothing[sqlite-failed-N]",
+            f"{_RESTORE}test_a_proof_from_before_the_lost_history_proves_nothing[sqlite-failed-L]",
+        ),
+    ),
+    Mutant(
+        "E6-record-since-the-order-does-not-count",
+        "session.py",
+        "        return self.effect_at.get(slot, 0) < self.horizon_at\n",
+        "        return True\n",
+        "what a person settled after the order is asked about for ever",
+        (f"{_RESTORE}test_an_effect_that_is_approved_as_absent_runs_once[sqlite]",),
+    ),
+    Mutant(
+        "E6-another-history-keeps-its-keys",
+        "rules/effects.py",
+        "    if facts.receiver is Receiver.DEDUPLICATES and facts.lost and facts.apart:\n",
+        "    if False:\n",
+        "an update of the state has moved the slots, so K is sent under another key",
+        (
+            f"{_MOVED}[sqlite-1-K]",
+            f"{_RESTORE}test_new_input_at_a_lost_step_never_gets_the_lost_key[sqlite]",
+        ),
+    ),
+    Mutant(
+        "E6-absent-under-another-key-runs",
+        "flows/effects.py",
+        "    if not step.may_run:\n",
+        "    if False:\n",
+        "it was looked up under another key than it was sent with",
+        (f"{_MOVED}[sqlite-1-L]",),
+    ),
+    Mutant(
+        "E6-inserted-steps-shift-the-lost-ones-past-the-horizon",
+        "flows/save.py",
+        "            horizon, apart = horizon + 1, True\n",
+        "            apart = True\n",
+        "the last lost step lies behind the horizon after an update of the state",
+        (f"{_MOVED}[sqlite-3-N]",),
+    ),
+    Mutant(
+        "E6-copy-hides-the-horizon",
+        "flows/maintain.py",
+        '            "horizon": session.horizon,\n',
+        "",
+        "the newest checkpoint says that nothing was lost",
+        (f"{_RESTORE}test_a_copy_into_a_restored_thread_does_not_hide_the_horizon[sqlite-N]",),
+    ),
+    Mutant(
+        "E9-key-of-whoever-seals-the-step-again",
+        "flows/save.py",
+        "    return ports.seals.primary() if held is None else held.key_id\n",
+        "    return ports.seals.primary()\n",
+        "a step that is made again after a rotation sends under another key",
+        (f"{_RESTORE}test_keys_sent_to_receivers_do_not_turn_with_the_sealing_key[sqlite-K]",),
     ),
     Mutant(
         "E6-mark-takes-the-step-of-the-last-branch",
