@@ -32,6 +32,7 @@ ACTIONS = ("restore", "adopt", "abort", "approve", "replan")
 _MAX_DOCUMENT = 1_000_000
 _MAX_LIFE = timedelta(days=31)
 _FIRST_YEAR, _LAST_YEAR = 1970, 9000
+_NOTHING = "0" * 64
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seq = Annotated[int, Field(ge=0, lt=2**62)]
@@ -64,7 +65,9 @@ class Decision(_Document):
         slot: For ``approve``: the effect's slot.
         outcome: For ``approve``: ``succeeded`` (with ``result``), ``absent`` (proven: nothing
             happened, it may run again) or ``abandoned``.
-        result: For ``succeeded``: what the effect returns from now on, as JSON.
+        result: For ``succeeded``: what the effect returns from now on, as JSON gives it back (a
+            tuple is a list). It has to be given, also when it is None: a forgotten one would be
+            handed to the run as if it were the answer.
         recorded_intent: For ``approve``: fingerprint of the recorded arguments.
         proposed_intent: For ``approve``: fingerprint of the arguments that are to stand.
         receipt_digest: For ``approve``: digest of the receipt that was looked at; 64 zeros
@@ -110,6 +113,21 @@ class Decision(_Document):
             raise ValueError(f"needs a year from {_FIRST_YEAR} to {_LAST_YEAR}, in UTC")
         return value
 
+    @field_validator("result", mode="before")
+    @classmethod
+    def _as_json(cls, value: Any) -> Any:
+        """What the signed document will say, so that the object says nothing else."""
+        problem = ""
+        try:
+            text = json.dumps(value, allow_nan=False, default=_refuse_type)
+            _check_names(value)
+            return json.loads(text)
+        except TypeError:
+            problem = "holds an object with names that are no text"
+        except RecursionError:
+            problem = "is nested too deeply"
+        raise ValueError(problem)
+
     @model_validator(mode="after")
     def _complete(self) -> Decision:
         if not self.not_before < self.expires <= self.not_before + _MAX_LIFE:
@@ -117,8 +135,8 @@ class Decision(_Document):
         wanted = _FIELDS_OF[self.action]
         given = {name for name in _OPTIONAL if getattr(self, name) is not None}
         if self.action == "approve" and self.outcome == "succeeded":
-            wanted = wanted | {"result"}  # None is a result as well
-            given |= {"result"}
+            wanted = wanted | {"result"}
+            given |= {"result"} & self.model_fields_set  # None is a result as well, if it is given
         if missing := sorted(wanted - given):
             raise ValueError(f"{self.action} needs {', '.join(missing)}")
         may = {"trusted_keys"} if self.action in ("restore", "adopt") else set()
@@ -128,12 +146,33 @@ class Decision(_Document):
             raise ValueError("head_seq must name a stored record; with none, a thread is new")
         if self.to_seq is not None and self.to_seq > self.head_seq:
             raise ValueError("to_seq lies beyond head_seq; a restore goes back")
+        if self.to_seq is not None and (self.to_seq == 0) != (self.to_digest == _NOTHING):
+            raise ValueError("to_digest is 64 zeros for to_seq 0, and for no other")
         self.canonical()  # refuses a result that no JSON can hold
         return self
 
     def canonical(self) -> bytes:
         """Canonical JSON: sorted keys, no spaces, ASCII; equal for equal decisions."""
-        return _canonical(self.model_dump(mode="python", exclude_none=True))
+        document = self.model_dump(mode="python", exclude_none=True)
+        if self.outcome == "succeeded" and "result" in self.model_fields_set:
+            document["result"] = self.result  # also when it is None: that was decided
+        return _canonical(document)
+
+    @classmethod
+    def parse(cls, decision: Decision) -> Decision:
+        """The decision as its document says it, with every rule checked anew.
+
+        Raises:
+            Misuse: It breaks a rule, or no JSON can hold it; names the field and its place.
+        """
+        problem = ""
+        try:
+            return cls.model_validate(json.loads(decision.canonical()))
+        except ValidationError as error:
+            problem = _first_of(error)
+        except (ValueError, TypeError, RecursionError) as error:
+            problem = f"no document can hold it ({error})"
+        raise Misuse(field="decision", reason=problem)
 
 
 _OPTIONAL = (
@@ -196,9 +235,7 @@ class SignedDecision(_Document):
             found = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
             return cls.model_validate(found)
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            place = ".".join(map(str, first["loc"])) or "the document"
-            problem = f"{place}: {first['msg']}"
+            problem = _first_of(error)
         except (ValueError, RecursionError) as error:
             problem = f"is no JSON document of a decision ({type(error).__name__}: {error})"
         raise Misuse(field="decision", reason=problem)
@@ -212,6 +249,33 @@ class SignedDecision(_Document):
                 "signature": self.signature,
             }
         )
+
+
+def _first_of(error: ValidationError) -> str:
+    first = error.errors(include_input=False, include_url=False)[0]
+    place = ".".join(map(str, first["loc"])) or "the document"
+    return f"{place}: {first['msg']}"
+
+
+def _refuse_type(value: object) -> Any:
+    raise ValueError(f"holds a {type(value).__name__}, which JSON has no form for")
+
+
+def _check_names(value: Any) -> None:
+    """Refuses names that JSON would turn into text; the value is no circle (it was dumped)."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            for name in part:
+                if not isinstance(name, str):
+                    raise ValueError(
+                        f"holds an object with a name of type {type(name).__name__}; "
+                        "in JSON names are text"
+                    )
+            waiting += part.values()
+        elif isinstance(part, (list, tuple)):
+            waiting += part
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
