@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from surefoot.errors import KeyMissing, Misconfigured
 
-__all__ = ["read_private", "replace_private", "write_private"]
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["locked", "read_private", "replace_private", "write_private"]
 
 
 def read_private(path: str | os.PathLike[str], *, where: str) -> str:
@@ -65,6 +70,8 @@ def write_private(path: str | os.PathLike[str], text: str, *, where: str) -> Non
 def replace_private(path: str | os.PathLike[str], text: str, *, where: str) -> None:
     """Replaces a file at once: whoever reads it sees the old text or the new one, whole.
 
+    The new file belongs to whom the old one belonged: root may turn the keys of a service.
+
     Raises:
         Misconfigured: It cannot be written; the old file is as it was.
     """
@@ -74,6 +81,7 @@ def replace_private(path: str | os.PathLike[str], text: str, *, where: str) -> N
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as out:
+            _keep_owner(file, out.fileno(), where=where)
             out.write(text)
             out.flush()
             os.fsync(out.fileno())
@@ -90,3 +98,69 @@ def replace_private(path: str | os.PathLike[str], text: str, *, where: str) -> N
         if temporary is not None:
             with suppress(OSError):
                 Path(temporary).unlink()
+
+
+def _keep_owner(file: Path, handle: int, *, where: str) -> None:
+    """Gives a new file, before anything is in it, to the owner and group of the one it replaces."""
+    try:
+        old = file.stat()
+    except FileNotFoundError:
+        return
+    new = os.fstat(handle)
+    if sys.platform == "win32" or (old.st_uid, old.st_gid) == (new.st_uid, new.st_gid):
+        return
+    try:
+        os.fchown(handle, old.st_uid, old.st_gid)
+    except PermissionError:
+        raise Misconfigured(
+            field=where,
+            reason=(
+                f"belongs to user {old.st_uid} and group {old.st_gid}, to whom a new file cannot "
+                "be given from here; run this as that user, or as root"
+            ),
+        ) from None
+
+
+@contextmanager
+def locked(path: str | os.PathLike[str], *, where: str) -> Iterator[None]:
+    """Keeps others that lock the same file away, from reading it to replacing it.
+
+    The file itself is locked, so nothing is left beside it; who waited for a file that has been
+    replaced meanwhile waits for the new one. Where there are no such locks (Windows, some network
+    folders), nobody is kept away.
+
+    Raises:
+        KeyMissing: The file is not there or cannot be read.
+    """
+    handle, problem = -1, ""
+    try:
+        handle = _lock(path)
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or "is no path"
+    if problem:  # raised here, so that no error holds the path in its context
+        raise KeyMissing(key_id=None, reason=f"{where}: {problem}")
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(path: str | os.PathLike[str]) -> int:
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR)  # a network folder wants it for a lock
+        except PermissionError:
+            handle = os.open(path, os.O_RDONLY)
+        keep = False
+        try:
+            if sys.platform != "win32":
+                with suppress(OSError):  # this file system has none
+                    fcntl.flock(handle, fcntl.LOCK_EX)
+            keep = os.path.samestat(os.fstat(handle), Path(path).stat())
+        except FileNotFoundError:
+            keep = False  # being replaced
+        finally:
+            if not keep:
+                os.close(handle)
+        if keep:
+            return handle

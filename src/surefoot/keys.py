@@ -12,16 +12,16 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 from surefoot.errors import KeyMissing, Misconfigured
-from surefoot.files import read_private, replace_private, write_private
+from surefoot.files import locked, read_private, replace_private, write_private
 from surefoot.rules.envelope import tlv
 
-__all__ = ["ENV_KEYS", "Key", "Keyring", "default_key_file", "hkdf"]
+__all__ = ["ENV_KEYS", "Key", "KeyFile", "Keyring", "default_key_file", "hkdf"]
 
 #: Holds the keys themselves (JSON) or the path of a key file.
 ENV_KEYS = "SUREFOOT_KEYS"
@@ -53,6 +53,43 @@ def hkdf(secret: bytes, info: bytes, *, salt: bytes = b"", length: int = 32) -> 
         block = hmac.digest(prk, block + info + bytes((counter,)), "sha256")
         out += block
     return out[:length]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFile:
+    """Where a ring is kept.
+
+    Attributes:
+        path: Of the file. What a variable says may be a key that was put there by mistake, so it
+            is not shown before the file has been read.
+        where: What it is, for messages.
+    """
+
+    path: str = field(repr=False)
+    where: str
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> KeyFile:
+        """A file that somebody named as one."""
+        return cls(os.fspath(path), f"key file {os.fspath(path)}")
+
+    @classmethod
+    def from_env(cls, variable: str = ENV_KEYS) -> KeyFile | None:
+        """The file that an environment variable names, else where `surefoot init` makes one.
+
+        Returns:
+            None when the variable holds the keys themselves.
+        """
+        value = _value_of(variable)
+        if value.startswith(("{", "[")):
+            return None
+        if value:
+            return cls(value, f"{variable} is no JSON document of keys, so it names a key file")
+        return cls.at(default_key_file())
+
+
+def _value_of(variable: str) -> str:
+    return os.environ.get(variable, "").strip().lstrip("\ufeff").strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +153,12 @@ class Keyring:
             KeyMissing: Neither is there.
             Misconfigured: What is there is malformed.
         """
-        value = os.environ.get(variable, "").strip().lstrip("\ufeff")
-        if value.startswith(("{", "[")):
+        value = _value_of(variable)
+        named = KeyFile.from_env(variable)
+        if named is None:
             return cls._parse(value, where=variable)
         if value:
-            # The value may be a key that was put here by mistake: it is never shown.
-            return cls._read(
-                value, where=f"{variable} is no JSON document of keys, so it names a key file"
-            )
+            return cls.from_file(named)
         found = default_key_file()
         try:
             found.stat()
@@ -136,18 +171,35 @@ class Keyring:
         return cls.from_file(found)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Keyring:
+    def from_file(cls, path: str | os.PathLike[str] | KeyFile) -> Keyring:
         """Keys from a file that only its owner may read.
 
         Raises:
             KeyMissing: The file is not there or cannot be read.
             Misconfigured: Others may read it, or it is malformed.
         """
-        return cls._read(path, where=f"key file {os.fspath(path)}")
+        file = path if isinstance(path, KeyFile) else KeyFile.at(path)
+        return cls._parse(read_private(file.path, where=file.where), where=file.where)
 
     @classmethod
-    def _read(cls, path: str | os.PathLike[str], *, where: str) -> Keyring:
-        return cls._parse(read_private(path, where=where), where=where)
+    def change_file(
+        cls, path: str | os.PathLike[str] | KeyFile, change: Callable[[Keyring], Keyring]
+    ) -> Keyring:
+        """Changes a key file as it is now; two such changes never pass each other by.
+
+        Args:
+            path: The file.
+            change: Gives the new ring for the one that the file holds.
+
+        Raises:
+            KeyMissing: The file is not there or cannot be read.
+            Misconfigured: It is malformed or cannot be written; the old file is as it was.
+        """
+        file = path if isinstance(path, KeyFile) else KeyFile.at(path)
+        with locked(file.path, where=file.where):
+            ring = change(cls.from_file(file))
+            ring.replace_file(file)
+        return ring
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Writes a new file with mode 0600; never overwrites one.
@@ -157,13 +209,14 @@ class Keyring:
         """
         write_private(path, self._document(), where=f"key file {os.fspath(path)}")
 
-    def replace_file(self, path: str | os.PathLike[str]) -> None:
-        """Puts this ring in the place of a key file, at once and whole.
+    def replace_file(self, path: str | os.PathLike[str] | KeyFile) -> None:
+        """Puts this ring in the place of a key file, at once and whole; see also `change_file`.
 
         Raises:
             Misconfigured: It cannot be written; the old file is as it was.
         """
-        replace_private(path, self._document(), where=f"key file {os.fspath(path)}")
+        file = path if isinstance(path, KeyFile) else KeyFile.at(path)
+        replace_private(file.path, self._document(), where=file.where)
 
     def _document(self) -> str:
         keys = [

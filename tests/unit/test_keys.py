@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import copy
+import functools
 import json
 import os
 import pickle
 import stat
 import sys
+import tempfile
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from surefoot.errors import KeyMissing, Misconfigured, SurefootError
-from surefoot.keys import ENV_KEYS, Key, Keyring, default_key_file, hkdf
+from surefoot.files import replace_private
+from surefoot.keys import ENV_KEYS, Key, KeyFile, Keyring, default_key_file, hkdf
 
 pytestmark = pytest.mark.optimized
 
@@ -329,6 +333,133 @@ def test_a_bare_secret_is_never_shown(monkeypatch: pytest.MonkeyPatch, value: st
         Keyring.from_env()
     told_nothing(caught.value)
     assert ENV_KEYS in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value", [TOLD, SECRET.hex(), f"k1:{TOLD}", f"'{ONE}'", ONE, "\ufeff" + ONE, f" \ufeff {ONE}"]
+)
+def test_a_file_to_change_is_found_as_the_keys_are_read(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """What is no document names a file, and a document, also behind a mark, names none."""
+    monkeypatch.setenv(ENV_KEYS, value)
+    file = KeyFile.from_env()
+    if ONE in value and not value.startswith("'"):
+        assert file is None
+        assert Keyring.from_env().primary() == "k1"
+        return
+    assert file is not None
+    assert value not in repr(file)
+    for work in (Keyring.from_file, lambda f: Keyring.change_file(f, lambda ring: ring)):
+        with pytest.raises(SurefootError) as caught:
+            work(file)
+        told_nothing(caught.value)
+        assert ENV_KEYS in str(caught.value)
+
+
+def test_the_file_to_change_without_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("", "  ", "\ufeff"):
+        monkeypatch.setenv(ENV_KEYS, value)
+        file = KeyFile.from_env()
+        assert file is not None
+        assert file.path == str(default_key_file())
+
+
+# --- changing a file ---------------------------------------------------------------------------
+
+
+def test_nobody_else_changes_a_file_meanwhile(tmp_path: Path) -> None:
+    """Many change it at the same moment: whoever waits goes on from what the others made."""
+    file = tmp_path / "keys.json"
+    Keyring.generate("first").to_file(file)
+    count = 12
+    start = threading.Barrier(count)
+
+    def change(number: int) -> None:
+        start.wait()
+        for turn in range(3):
+            name = f"k{number}-{turn}"
+            Keyring.change_file(file, functools.partial(Keyring.with_new_key, key_id=name))
+
+    workers = [threading.Thread(target=change, args=(n,)) for n in range(count)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(Keyring.from_file(file).states()) == 1 + 3 * count
+    assert [found.name for found in tmp_path.iterdir()] == ["keys.json"], "something was left"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
+def test_a_file_is_locked_from_reading_it_to_replacing_it(tmp_path: Path) -> None:
+    import fcntl
+
+    file = tmp_path / "keys.json"
+    Keyring.generate("first").to_file(file)
+    tried: list[str] = []
+
+    def change(ring: Keyring) -> Keyring:
+        with file.open() as other:
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                tried.append("kept away")
+        return ring.with_new_key("second")
+
+    Keyring.change_file(file, change)
+    assert tried == ["kept away"]
+    with file.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_change_that_fails_leaves_the_file_and_no_lock(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    Keyring.generate("first").to_file(file)
+    before = file.read_bytes()
+    for _ in range(2):
+        with pytest.raises(Misconfigured, match="primary"):
+            Keyring.change_file(file, lambda ring: ring.with_retired("first"))
+    assert file.read_bytes() == before
+    with pytest.raises(KeyMissing, match="No such file"):
+        Keyring.change_file(tmp_path / "none.json", lambda ring: ring)
+
+
+as_root = pytest.mark.skipif(
+    sys.platform == "win32" or os.geteuid() != 0, reason="only root gives files away"
+)
+NOBODY = 65_534
+
+
+@as_root
+def test_a_replaced_file_keeps_its_owner_and_group(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    Keyring.generate("first").to_file(file)
+    for owner, group in ((NOBODY, NOBODY), (NOBODY, 0), (0, NOBODY), (0, 0)):
+        os.chown(file, owner, group)
+        before = file.stat().st_ino
+        Keyring.change_file(file, lambda ring: ring.with_new_key())
+        after = file.stat()
+        assert after.st_ino != before, "it was not replaced"
+        assert (after.st_uid, after.st_gid) == (owner, group)
+        assert mode_of(file) == 0o600
+
+
+@as_root
+def test_a_file_of_somebody_else_is_left_to_its_owner() -> None:
+    """In a folder that is ours, a file of root: the new one could not be given to root."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "keys.json"
+        Keyring.generate("first").to_file(file)
+        before = file.read_bytes()
+        os.chown(folder, NOBODY, NOBODY)
+        os.seteuid(NOBODY)
+        try:
+            with pytest.raises(Misconfigured, match="belongs to user 0 and group 0"):
+                replace_private(file, "new", where="key file")
+        finally:
+            os.seteuid(0)
+        assert file.read_bytes() == before
+        assert [found.name for found in Path(folder).iterdir()] == ["keys.json"]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
