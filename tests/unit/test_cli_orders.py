@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
+import stat
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing_extensions import TypedDict
 
 from surefoot import Keyring, SurefootSaver, effect
 from surefoot.cli import app
+from surefoot.cli.asking import facts_of
 from surefoot.errors import EffectInDoubt
 from surefoot.keys import ENV_KEYS
 from surefoot.signing import ENV_REVIEWERS
@@ -77,9 +80,28 @@ class Desk:
             database.commit()
             return rows
 
-    def cut_off_the_head(self) -> None:
-        (seq,) = self.sql("SELECT max(last_seq) FROM surefoot_frame")[0]
-        self.sql("DELETE FROM surefoot_frame WHERE last_seq = ?", seq)
+    def cut_off_the_head(self, thread: str = "inv-771") -> None:
+        key = self.key_of(thread)
+        ((seq,),) = self.sql("SELECT max(last_seq) FROM surefoot_frame WHERE thread_key = ?", key)
+        self.sql("DELETE FROM surefoot_frame WHERE thread_key = ? AND last_seq = ?", key, seq)
+
+    def cut_off_the_beginning(self, thread: str) -> None:
+        """Nothing that is left reaches the beginning, so there is nothing to go back to."""
+        key = self.key_of(thread)
+        ((seq,),) = self.sql("SELECT min(last_seq) FROM surefoot_frame WHERE thread_key = ?", key)
+        self.sql("DELETE FROM surefoot_frame WHERE thread_key = ? AND last_seq = ?", key, seq)
+
+    def key_of(self, thread: str) -> int:
+        ((key,),) = self.sql("SELECT key FROM surefoot_thread WHERE thread = ?", thread.encode())
+        return int(key)
+
+    def signed(self, reason: str = "x") -> tuple[str, ...]:
+        return ("--signing-key", str(self.signing), "--reason", reason)
+
+    def well(self) -> set[str]:
+        """Threads that verify."""
+        with self.open() as saver:
+            return {report.thread for report in saver.verify(deep=True) if report.ok}
 
 
 @pytest.fixture
@@ -123,6 +145,114 @@ def test_verify_of_a_store_that_is_not_there_is_no_success(desk: Desk) -> None:
     result = desk.run("verify", f"sqlite:///{desk.folder}/nothing.db", "--highwater", desk.marks)
     assert result.exit_code == 13
     assert "NOT_SET_UP" in result.stderr
+
+
+def test_verify_of_a_thread_that_nobody_knows_is_no_success(desk: Desk) -> None:
+    desk.work()
+    for arguments in (["inv-77l"], ["inv-771", "--tenant", "typo"]):
+        result = desk.run(*desk.on("verify", *arguments))
+        assert result.exit_code == 13
+        assert repr(arguments[0]) in result.stderr
+        assert ("'typo'" if "typo" in arguments else "'default'") in result.stderr
+        assert "verify" not in result.stdout
+    with desk.open() as saver:
+        saver.delete_thread("inv-771")
+    assert "all of them verify" in desk.good(*desk.on("verify", "inv-771")), "its mark is there"
+
+
+def test_verify_of_a_tenant_without_threads_says_so(desk: Desk) -> None:
+    desk.work()
+    result = desk.run(*desk.on("verify", "--tenant", "typo"))
+    assert result.exit_code == 0
+    assert result.stdout == "0 threads of tenant 'typo'\n"
+    assert "warning: neither store knows any thread of tenant 'typo'" in result.stderr
+    result = desk.run(*desk.on("verify", "--tenant", "typo", "--json"))
+    found = json.loads(result.stdout)
+    assert (found["threads"], found["tenant"]) == (0, "typo")
+    assert "warning" in result.stderr
+    assert "warning" not in desk.run(*desk.on("verify")).stderr
+
+
+# --- how errors are told ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["verify", "{conn}", "typo", "--highwater", "{marks}"],
+        ["resolve", "{conn}", "{folder}/none.json", "--highwater", "{marks}"],
+        ["restore", "{conn}", "typo", "--highwater", "{marks}", "--signing-key", "{signing}"],
+        ["restore", "{conn}", "--highwater", "{marks}", "--signing-key", "{signing}"],
+        ["adopt", "{conn}", "inv-771", "--highwater", "{marks}", "--signing-key", "{signing}"],
+        ["keys", "list", "--keys", "{folder}/none.json"],
+        ["keys", "rotate", "none"],
+        ["keys", "generate", "--id", "first"],
+        ["keys", "retire", "first", "{conn}", "--highwater", "{marks}"],
+        ["keys", "operator", "op-2", "{signing}"],
+        ["setup", "mysql://x", "--highwater", "{marks}"],
+        ["init", "--keys", "sqlite:///x"],
+    ],
+    ids=lambda a: " ".join(a[:2]),
+)
+def test_with_json_an_error_is_one_document(desk: Desk, arguments: list[str]) -> None:
+    desk.work()
+    given = [a.format_map(vars(desk)) for a in arguments]
+    if given[0] in ("restore", "adopt"):
+        given += ["--reason", "x"]
+    result = desk.run(*given, "--json")
+    assert result.exit_code in (10, 13)
+    error = json.loads(result.stdout)["error"]
+    assert error["reaction"] == {10: "refuse", 13: "misuse"}[result.exit_code]
+    assert error["message"] == result.stderr.strip()
+    assert f"[{error['code']}]" in result.stderr
+    assert desk.run(*given).stdout == "", "and none without --json"
+
+
+def test_only_safe_fields_are_in_the_document(desk: Desk) -> None:
+    desk.work()
+    desk.cut_off_the_head()
+    fields = facts_of(
+        EffectInDoubt(
+            effect="ship",
+            thread="t",
+            key="a key of the receiver",
+            slot="s",
+            state="started",
+            position="p",
+            reason="r",
+        )
+    )["fields"]
+    assert fields == {"effect": "ship", "thread": "t", "slot": "s", "state": "started"}
+
+
+def test_a_long_error_is_one_line(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    result = desk.run(*desk.on("verify", "a-thread-with-quite-a-long-name-that-nobody-knows"))
+    assert len(result.stderr.strip()) > 80
+    assert "\n" not in result.stderr.strip()
+
+
+@pytest.mark.parametrize("minutes", ["99999999999999", "-1", "0", "44636"])
+def test_a_life_out_of_range_is_named(desk: Desk, minutes: str) -> None:
+    desk.work()
+    review = [*desk.on("review", "inv-771", "abort"), *desk.signed()]
+    result = desk.run(*review, "--valid-for", minutes)
+    assert result.exit_code == 13, result.exception
+    assert "--valid-for: must be 1 to 44635 minutes" in result.stderr
+    assert result.stdout == ""
+    for right in ("1", "44635"):
+        desk.good(*review, "--valid-for", right)
+
+
+def test_a_decision_on_file_is_for_its_owner_only(desk: Desk) -> None:
+    desk.work()
+    paper = desk.folder / "decision.json"
+    before = os.umask(0)
+    try:
+        desk.good(*desk.on("review", "inv-771", "abort"), *desk.signed(), "--out", str(paper))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(paper.stat().st_mode) == 0o600
 
 
 # --- restore, review, resolve -------------------------------------------------------------------
@@ -216,11 +346,18 @@ def test_an_effect_in_doubt_is_settled_from_the_command_line(desk: Desk) -> None
     builder.add_edge("n0", END)
     with desk.open() as saver, pytest.raises(EffectInDoubt) as doubt:
         builder.compile(checkpointer=saver).invoke(None, AT)
-    signed = desk.good(
-        *desk.on("review", "inv-771", "approve"),
-        *("--slot", doubt.value.slot, "--outcome", "succeeded", "--result", '"parcel"'),
-        *("--signing-key", str(desk.signing), "--reason", "it arrived, says the carrier"),
+    review = (*desk.on("review", "inv-771", "approve"), "--slot", doubt.value.slot)
+    forgotten = desk.run(*review, "--outcome", "succeeded", *desk.signed())
+    assert forgotten.exit_code == 13
+    assert "--result" in forgotten.stderr
+    assert "null" in forgotten.stderr
+    made = desk.run(
+        *(*review, "--outcome", "succeeded", "--result", '"parcel"'),
+        *desk.signed("it arrived, says the carrier"),
     )
+    assert made.exit_code == 0, made.output
+    assert 'and returns to the run: "parcel"' in made.stderr
+    signed = made.stdout
     said = desk.good(*desk.on("resolve", "-"), stdin=signed)
     assert "'ship' is succeeded by decision" in said
     with desk.open() as saver:
@@ -261,8 +398,91 @@ def test_every_thread_that_lost_records_goes_back(desk: Desk) -> None:
     desk.sql("DELETE FROM surefoot_frame WHERE thread_key = ? AND last_seq > 3", key)
     signed = ("--signing-key", str(desk.signing), "--reason", "failover")
     done = json.loads(desk.good(*desk.on("restore"), "--all", "--yes", "--json", *signed))
-    assert [d["thread"] for d in done] == ["lossy"]
+    assert [d["thread"] for d in done.pop("done")] == ["lossy"]
+    assert done == {"failed": [], "interrupted": None, "not_tried": []}
     desk.good(*desk.on("verify", "--deep"))
+
+
+@pytest.fixture
+def several(desk: Desk) -> Desk:
+    """One thread that nothing can be done for, a frozen one, and two that can be put right."""
+    desk.work()
+    threads = ("a-hopeless", "b-frozen", "c-good", "d-good")
+    with desk.open() as saver:
+        for thread in threads:
+            saver.copy_thread("inv-771", thread)
+    paper = desk.good(*desk.on("review", "b-frozen", "abort"), *desk.signed())
+    desk.good(*desk.on("resolve", "-"), stdin=paper)
+    desk.cut_off_the_beginning("a-hopeless")
+    for thread in threads:
+        desk.cut_off_the_head(thread)
+    assert desk.well() == {"inv-771"}
+    return desk
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_thread_that_cannot_be_restored_stops_no_other(several: Desk, as_json: bool) -> None:
+    result = several.run(
+        *several.on("restore"), "--all", "--yes", *several.signed(), *["--json"] * as_json
+    )
+    assert result.exit_code == 10, result.exception
+    assert several.well() == {"inv-771", "c-good", "d-good"}
+    for thread in ("a-hopeless", "b-frozen"):
+        assert f"not done for thread '{thread}'" in result.stderr
+    if as_json:
+        found = json.loads(result.stdout)
+        assert [one["thread"] for one in found["done"]] == ["c-good", "d-good"]
+        failures = {one["thread"]: one["code"] for one in found["failed"]}
+        assert failures == {"a-hopeless": "MISUSE", "b-frozen": "RESUME_REFUSED"}
+        assert (found["interrupted"], found["not_tried"]) == (None, [])
+
+
+def test_a_restore_that_is_declined_says_what_was_not_tried(several: Desk) -> None:
+    result = several.run(*several.on("restore"), "--all", "--json", *several.signed(), stdin="n\n")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout.removeprefix(" n\n"))  # the answer, as a terminal shows it
+    assert found["done"] == []
+    assert [one["thread"] for one in found["failed"]] == ["a-hopeless"]
+    assert found["not_tried"] == ["b-frozen", "c-good", "d-good"]
+    assert several.well() == {"inv-771"}
+
+
+@pytest.mark.parametrize("blow", [KeyboardInterrupt, RuntimeError])
+def test_a_restore_that_is_cut_short_says_what_was_done(
+    several: Desk, monkeypatch: pytest.MonkeyPatch, blow: type[BaseException]
+) -> None:
+    resolve = SurefootSaver.resolve
+
+    def cut(self: SurefootSaver, signed: Any) -> Any:
+        if signed.decision.thread == "d-good":
+            raise blow
+        return resolve(self, signed)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SurefootSaver, "resolve", cut)
+        result = several.run(*several.on("restore"), "--all", "--yes", "--json", *several.signed())
+    assert result.exit_code != 0
+    found = json.loads(result.stdout)
+    assert [one["thread"] for one in found["done"]] == ["c-good"]
+    assert [one["thread"] for one in found["failed"]] == ["a-hopeless", "b-frozen"]
+    assert found["interrupted"] == "d-good"
+    assert "interrupted at thread 'd-good'" in result.stderr
+    assert several.well() == {"inv-771", "c-good"}
+
+
+def test_a_thread_that_cannot_be_adopted_stops_no_other(desk: Desk) -> None:
+    desk.work()
+    with desk.open() as saver:
+        saver.copy_thread("inv-771", "a-hopeless")
+    ((key,),) = desk.sql("SELECT key FROM surefoot_thread WHERE thread = ?", b"a-hopeless")
+    desk.sql("UPDATE surefoot_frame SET body = zeroblob(length(body)) WHERE thread_key = ?", key)
+    desk.marks = f"sqlite:///{desk.folder}/new-marks.db"
+    result = desk.run(*desk.on("adopt"), "--all", "--yes", "--json", *desk.signed())
+    assert result.exit_code == 13, result.exception
+    found = json.loads(result.stdout)
+    assert [one["thread"] for one in found["done"]] == ["inv-771"]
+    assert [one["thread"] for one in found["failed"]] == ["a-hopeless"]
+    assert desk.well() == {"inv-771"}
 
 
 # --- keys ---------------------------------------------------------------------------------------
@@ -308,7 +528,8 @@ def test_a_held_thread_keeps_its_key_from_being_retired(desk: Desk) -> None:
         assert Keyring.from_file(desk.keys).states()["first"] == "enabled"
         assert [*run][-1] == {"n1": {"n": 2}}
     found = json.loads(desk.good(*retire, "--json"))
-    assert found == {"key": "first", "written": 1, "not_needed": 1, "busy": [], "retired": True}
+    nobody: dict[str, Any] = {"busy": [], "refused": [], "failed": []}
+    assert found == {"key": "first", "written": 1, "not_needed": 1, "retired": True, **nobody}
     desk.good(*desk.on("verify", "--deep"))
     assert desk.run("keys", "retire", "none", desk.conn, "--highwater", desk.marks).exit_code == 10
 
@@ -321,3 +542,105 @@ def test_keys_in_the_environment_are_no_file_to_change(
     assert result.exit_code == 13
     assert "--keys" in result.stderr
     assert Keyring.from_file(desk.keys).states() == {"first": "primary"}
+
+
+def test_a_secret_in_place_of_its_path_is_never_shown(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also JSON behind a byte order mark, which is no path either."""
+    secret = json.loads(desk.keys.read_text())["keys"][0]["secret"]
+    commands = (
+        ["keys", "list"],
+        ["keys", "generate"],
+        ["keys", "rotate", "first"],
+        ["keys", "retire", "first", desk.conn, "--highwater", desk.marks],
+        desk.on("verify"),
+    )
+    for value in (secret, f"first:{secret}", "\ufeff" + desk.keys.read_text()):
+        monkeypatch.setenv(ENV_KEYS, value)
+        for command in commands:
+            for more in ([], ["--json"]):
+                result = desk.run(*command, *more)
+                assert secret[:12] not in "".join(result.output.split())
+                if command[0] == "keys":
+                    assert result.exit_code in (10, 13)
+                    assert ENV_KEYS in result.stderr
+
+
+def turned(desk: Desk) -> tuple[str, ...]:
+    """The command that retires the first key, when another one seals."""
+    desk.good("keys", "generate", "--id", "second")
+    desk.good("keys", "rotate", "second")
+    return ("keys", "retire", "first", desk.conn, "--highwater", desk.marks)
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]) -> list[str]:
+    """Does something while threads are written to; gives which."""
+    retire = SurefootSaver.retire_key
+    seen: list[str] = []
+
+    def slowly(self: SurefootSaver, thread_id: str, key_id: str, **more: Any) -> bool:
+        if not seen:
+            work()
+        seen.append(thread_id)
+        return retire(self, thread_id, key_id, **more)
+
+    monkeypatch.setattr(SurefootSaver, "retire_key", slowly)
+    return seen
+
+
+def test_a_key_made_during_the_walk_is_not_lost(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.work()
+    command = turned(desk)
+    seen = meanwhile(
+        monkeypatch,
+        lambda: Keyring.change_file(
+            desk.keys, lambda now: now.with_new_key("third").with_primary("third")
+        ),
+    )
+    desk.good(*command)
+    assert seen == ["inv-771"]
+    states = {"first": "retired", "second": "enabled", "third": "primary"}
+    assert Keyring.from_file(desk.keys).states() == states
+    desk.good(*desk.on("verify", "--deep"))
+
+
+def test_a_key_that_became_the_primary_during_the_walk_is_not_retired(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.work()
+    command = turned(desk)
+    seen = meanwhile(
+        monkeypatch,
+        lambda: Keyring.change_file(desk.keys, lambda now: now.with_primary("first")),
+    )
+    result = desk.run(*command)
+    assert seen == ["inv-771"]
+    assert result.exit_code == 13
+    assert "became the primary again" in result.stderr
+    assert Keyring.from_file(desk.keys).states() == {"first": "primary", "second": "enabled"}
+
+
+def test_threads_that_refuse_do_not_keep_a_key_for_good(desk: Desk) -> None:
+    desk.work()
+    with desk.open() as saver:
+        saver.copy_thread("inv-771", "a-lossy")
+    desk.cut_off_the_head("a-lossy")
+    command = turned(desk)
+    result = desk.run(*command)
+    assert result.exit_code == 10, result.exception
+    assert "1 threads written, 0 need nothing, 1 refuse:" in result.stdout
+    assert "--give-up" in result.stdout
+    assert "'a-lossy': [ROLLBACK]" in result.stderr
+    assert Keyring.from_file(desk.keys).states()["first"] == "enabled"
+    result = desk.run(*command, "--json")
+    assert result.exit_code == 10
+    found = json.loads(result.stdout)
+    assert [(one["thread"], one["code"]) for one in found["refused"]] == [("a-lossy", "ROLLBACK")]
+    assert (found["written"], found["not_needed"], found["retired"]) == (0, 1, False)
+    said = desk.good(*command, "--give-up")
+    assert "nobody can read them until 'first' is enabled" in said
+    assert Keyring.from_file(desk.keys).states()["first"] == "retired"
+    assert desk.well() == {"inv-771"}

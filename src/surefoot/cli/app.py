@@ -58,7 +58,8 @@ def init(
                         "is a file to make here, not an address; for a store elsewhere run "
                         "`surefoot setup CONN --highwater ADDRESS`"
                     ),
-                )
+                ),
+                as_json=as_json,
             )
     key_file = (keys or default_key_file()).expanduser().absolute()
     marks_file = (highwater or key_file.parent / "highwater.db").expanduser().absolute()
@@ -76,7 +77,7 @@ def init(
         marks.setup()
         marks.close()
     except SurefootError as error:
-        raise failed(error) from None
+        raise failed(error, as_json=as_json) from None
     if as_json:
         typer.echo(json.dumps(made, indent=2))
         return
@@ -129,7 +130,7 @@ def setup(
             saver.setup(verify_only=verify_only)
             health = saver.health()
     except SurefootError as error:
-        raise failed(error) from None
+        raise failed(error, as_json=as_json) from None
     if as_json:
         typer.echo(json.dumps(health, indent=2))
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +26,9 @@ __all__ = [
     "KeysOption",
     "Schema",
     "Tenant",
+    "complain",
+    "exit_code_of",
+    "facts_of",
     "failed",
     "opened",
     "progress_of",
@@ -50,38 +53,83 @@ KeysOption = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
-def failed(error: SurefootError) -> typer.Exit:
-    """Prints an error for people and gives the exit code of its reaction."""
-    Console(stderr=True, highlight=False).print(str(error), style="red", markup=False)
+#: Fields of errors that a document repeats; none of them holds a value of the user's state.
+_SAFE_FIELDS = frozenset(
+    {
+        *("action", "channel", "current_epoch", "effect", "epoch", "field", "holder", "key_id"),
+        *("left_ms", "nonce", "path", "rules", "seq", "slot", "state", "store", "stored_seq"),
+        *("thread", "type_name", "what", "where", "witnessed_seq"),
+    }
+)
+
+
+def complain(text: str) -> None:
+    """Prints what is wrong for people, in lines as long as they are: terminals and logs wrap."""
+    console = Console(stderr=True, highlight=False)
+    console.print(text, style="red", markup=False, soft_wrap=True)
+
+
+def facts_of(error: SurefootError) -> dict[str, Any]:
+    """An error as a part of a JSON document."""
+    return {
+        "code": error.code,
+        "reaction": error.reaction,
+        "message": str(error),
+        "fields": {
+            name: value
+            for name, value in error.fields.items()
+            if name in _SAFE_FIELDS and isinstance(value, (str, int, list, type(None)))
+        },
+    }
+
+
+def exit_code_of(errors: Iterable[SurefootError]) -> int:
+    """The exit code of the strictest reaction; 1 for an error that has none."""
+    found = list(errors)
     for group, code in (
         (Refused, EXIT_REFUSED),
-        (Busy, EXIT_BUSY),
-        (Unavailable, EXIT_UNAVAILABLE),
         (Misuse, EXIT_MISUSE),
+        (Unavailable, EXIT_UNAVAILABLE),
+        (Busy, EXIT_BUSY),
     ):
-        if isinstance(error, group):
-            return typer.Exit(code)
-    return typer.Exit(1)
+        if any(isinstance(error, group) for error in found):
+            return code
+    return 1
+
+
+def failed(error: SurefootError, *, as_json: bool) -> typer.Exit:
+    """Prints an error, as a document as well if one is wanted, and gives its exit code."""
+    complain(str(error))
+    if as_json:
+        show({"error": facts_of(error)})
+    return typer.Exit(exit_code_of([error]))
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
+def refusing(*, as_json: bool) -> Iterator[None]:
     """Turns an error of ours into its text and its exit code."""
     try:
         yield
     except SurefootError as error:
-        raise failed(error) from None
+        raise failed(error, as_json=as_json) from None
 
 
 @contextmanager
 def opened(
-    conn: str, *, highwater: str, schema: str | None, tenant: str, encrypted: bool, **more: Any
+    conn: str,
+    *,
+    highwater: str,
+    schema: str | None,
+    tenant: str,
+    encrypted: bool,
+    as_json: bool,
+    **more: Any,
 ) -> Iterator[Any]:
     """A saver on the stores that a command names."""
     from surefoot import SurefootSaver
 
     with (
-        refusing(),
+        refusing(as_json=as_json),
         SurefootSaver.from_conn_string(
             conn, highwater=highwater, schema=schema, tenant=tenant, encryption=encrypted, **more
         ) as saver,

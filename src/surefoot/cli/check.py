@@ -16,10 +16,12 @@ from surefoot.cli.asking import (
     Json,
     Schema,
     Tenant,
+    complain,
     opened,
     progress_of,
     show,
 )
+from surefoot.errors import Misuse
 
 __all__ = ["verify"]
 
@@ -43,17 +45,31 @@ def verify(
     """Walk a thread, or all of them, from the head down to the beginning, and report.
 
     Takes no lease and raises no alarm beside live workers. Exit code 10 when something does
-    not verify; the report then names the last record that a restore could go back to.
+    not verify; the report then names the last record that a restore could go back to. Exit
+    code 13 for a thread that neither store knows: nothing was looked at.
     """
     checked, records, values = 0, 0, 0
     broken: list[Any] = []
     unloadable: set[str] = set()
     with opened(
-        conn, highwater=highwater, schema=schema, tenant=tenant, encrypted=encrypted
+        conn,
+        highwater=highwater,
+        schema=schema,
+        tenant=tenant,
+        encrypted=encrypted,
+        as_json=as_json,
     ) as saver:
         total = 1 if thread is not None else sum(1 for _ in saver.threads())
         with progress_of("verifying threads", quiet=as_json) as tell:
             for report in saver.verify(thread, deep=deep):
+                if thread is not None and report.state == "unwitnessed" and report.ok:
+                    raise Misuse(
+                        field="THREAD",
+                        reason=(
+                            f"neither store knows a thread {thread!r} of tenant {tenant!r}; "
+                            "nothing was looked at"
+                        ),
+                    )
                 checked += 1
                 records += sum(report.records.values())
                 values += report.values
@@ -64,6 +80,7 @@ def verify(
         degraded = saver.core.degraded()
     document = {
         "ok": not broken,
+        "tenant": tenant,
         "threads": checked,
         "records": records,
         "values": values,
@@ -72,6 +89,11 @@ def verify(
         "degraded": degraded,
         "broken": [asdict(report) for report in broken],
     }
+    if not checked:
+        complain(
+            f"warning: neither store knows any thread of tenant {tenant!r}; nothing was looked at. "
+            "Is --tenant what the workers use?"
+        )
     if as_json:
         show(document)
     else:
@@ -81,6 +103,9 @@ def verify(
 
 
 def _explain(document: dict[str, Any], broken: list[Any]) -> None:
+    if not document["threads"]:
+        typer.echo(f"0 threads of tenant {document['tenant']!r}")
+        return
     depth = f", {document['values']} values" if document["deep"] else ""
     typer.echo(
         f"{document['threads']} threads, {document['records']} records{depth} looked at; "

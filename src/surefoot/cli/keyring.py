@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +11,6 @@ import typer
 
 from surefoot.cli.app import app
 from surefoot.cli.asking import (
-    EXIT_BUSY,
     Conn,
     Encrypted,
     HighwaterOption,
@@ -19,13 +18,26 @@ from surefoot.cli.asking import (
     KeysOption,
     Schema,
     Tenant,
+    complain,
+    exit_code_of,
+    facts_of,
     opened,
     progress_of,
     refusing,
     show,
 )
-from surefoot.errors import Busy, Misconfigured, SurefootError
-from surefoot.keys import ENV_KEYS, Keyring, default_key_file
+from surefoot.errors import (
+    Busy,
+    KeyMissing,
+    MarkCorrupt,
+    Misconfigured,
+    Refused,
+    ResumeRefused,
+    RollbackDetected,
+    SurefootError,
+    TamperDetected,
+)
+from surefoot.keys import ENV_KEYS, KeyFile, Keyring
 from surefoot.signing import ENV_REVIEWERS, SigningKey
 
 __all__ = ["keys"]
@@ -37,26 +49,24 @@ keys = typer.Typer(
 app.add_typer(keys, name="keys")
 
 
-def _key_file(given: Path | None) -> Path:
+def _key_file(given: Path | None) -> KeyFile:
     """The key file to change.
 
     Raises:
         Misconfigured: The keys are in the environment itself, so there is no file to change.
     """
-    if given is not None:
-        return given
-    value = os.environ.get(ENV_KEYS, "").strip()
-    if value.startswith(("{", "[")):
+    file = KeyFile.from_env() if given is None else KeyFile.at(given)
+    if file is None:
         raise Misconfigured(
             field=ENV_KEYS,
             reason="holds the keys themselves; give the file to change with --keys",
         )
-    return Path(value) if value else default_key_file()
+    return file
 
 
-def _told(ring: Keyring, file: Path, text: str, *, as_json: bool) -> None:
+def _told(ring: Keyring, file: KeyFile, text: str, *, as_json: bool) -> None:
     if as_json:
-        show({"file": str(file), "keys": ring.states()})
+        show({"file": file.path, "keys": ring.states()})
         return
     typer.echo(text)
     for key_id, state in ring.states().items():
@@ -66,10 +76,10 @@ def _told(ring: Keyring, file: Path, text: str, *, as_json: bool) -> None:
 @keys.command("list")
 def list_(file: KeysOption = None, *, as_json: Json = False) -> None:
     """Show the ids and states of the keys; secrets are never shown."""
-    with refusing():
-        path = _key_file(file)
-        ring = Keyring.from_file(path)
-    _told(ring, path, f"keys in {path}:", as_json=as_json)
+    with refusing(as_json=as_json):
+        found = _key_file(file)
+        ring = Keyring.from_file(found)
+    _told(ring, found, f"keys in {found.path}:", as_json=as_json)
 
 
 @keys.command()
@@ -84,15 +94,14 @@ def generate(
     First step of a rotation: give the file to every worker and restart them. Only then rotate,
     so that nobody meets a seal of a key that it does not have.
     """
-    with refusing():
-        path = _key_file(file)
-        ring = Keyring.from_file(path).with_new_key(key_id)
-        ring.replace_file(path)
+    with refusing(as_json=as_json):
+        found = _key_file(file)
+        ring = Keyring.change_file(found, lambda now: now.with_new_key(key_id))
     made = [*ring.states()][-1]
     _told(
         ring,
-        path,
-        f"added {made!r} to {path}. Give the file to every worker, then:\n"
+        found,
+        f"added {made!r} to {found.path}. Give the file to every worker, then:\n"
         f"  surefoot keys rotate {made}",
         as_json=as_json,
     )
@@ -110,17 +119,21 @@ def rotate(
     Second step of a rotation. When every worker has been restarted with the file, retire the
     former primary (`keys retire`), or leave it enabled.
     """
-    with refusing():
-        path = _key_file(file)
-        ring = Keyring.from_file(path)
-        before = ring.primary()
-        ring = ring.with_primary(key_id)
-        ring.replace_file(path)
+    with refusing(as_json=as_json):
+        found = _key_file(file)
+        former: list[str] = []
+
+        def turned(now: Keyring) -> Keyring:
+            former.append(now.primary())
+            return now.with_primary(key_id)
+
+        ring = Keyring.change_file(found, turned)
+    before = former[-1]
     _told(
         ring,
-        path,
+        found,
         f"{key_id!r} seals from now on; {before!r} still verifies. Restart every worker with "
-        f"{path}, then, if {before!r} is to go:\n"
+        f"{found.path}, then, if {before!r} is to go:\n"
         f"  surefoot keys retire {before} CONN --highwater …",
         as_json=as_json,
     )
@@ -140,6 +153,16 @@ def retire(
             help="Others may know it: drop unpublished records, which anybody could have written.",
         ),
     ] = False,
+    give_up: Annotated[
+        bool,
+        typer.Option(
+            "--give-up",
+            help=(
+                "Retire it also if threads refuse: they cannot be read any more, until it is "
+                "enabled in the file again."
+            ),
+        ),
+    ] = False,
     schema: Schema = None,
     tenant: Tenant = "default",
     encrypted: Encrypted = False,
@@ -149,72 +172,132 @@ def retire(
 
     Run it when every worker seals with another key. What the key sealed up to then stays
     readable; what anybody seals with it afterwards is refused. Threads that a worker holds are
-    left out and named (exit code 11): run it again for them. The key is retired in the file
-    only when no thread is left. With several databases or tenants, run it on each of them
-    first with a copy of the file.
+    left out and named (exit code 11): run it again for them. So are threads that refuse because
+    they are frozen or do not verify (exit code 10); with `--give-up` the key is retired all the
+    same, and these threads cannot be read until it is enabled again. Else the key is retired in
+    the file, as it is then, only when no thread is left. With several databases or tenants, run
+    it on each of them first with a copy of the file.
     """
-    with refusing():
-        path = _key_file(file)
-        ring = Keyring.from_file(path)
-        retired = ring.with_retired(key_id)  # refuses the primary and unknown ids first
+    with refusing(as_json=as_json):
+        found = _key_file(file)
+        ring = Keyring.from_file(found)
+        ring.with_retired(key_id)  # refuses the primary and unknown ids first
     with opened(
-        conn, highwater=highwater, schema=schema, tenant=tenant, encrypted=encrypted, keys=ring
+        conn,
+        highwater=highwater,
+        schema=schema,
+        tenant=tenant,
+        encrypted=encrypted,
+        as_json=as_json,
+        keys=ring,
     ) as saver:
-        done, skipped, busy = _write_limits(saver, key_id, compromised=compromised, quiet=as_json)
-    if not busy:
-        with refusing():
-            retired.replace_file(path)
+        limits = _write_limits(saver, key_id, compromised=compromised, quiet=as_json)
+    left = limits.busy or limits.failed or (limits.refused and not give_up)
+    if not left:
+        with refusing(as_json=as_json):
+            ring = Keyring.change_file(found, lambda now: _without(now, key_id))
     if as_json:
-        show(
-            {
-                "key": key_id,
-                "written": done,
-                "not_needed": skipped,
-                "busy": busy,
-                "retired": not busy,
-            }
-        )
-    elif busy:
-        typer.echo(f"{done} threads written, {skipped} need nothing, {len(busy)} are held:")
-        for thread in busy:
-            typer.echo(f"  {thread!r}")
-        typer.echo(f"{key_id!r} is not retired yet; run this again when they are at rest.")
+        show(limits.document(key_id, retired=not left))
     else:
-        _told(
-            retired,
-            path,
-            f"{done} threads written, {skipped} need nothing. {key_id!r} is retired in {path}; "
-            "give the file to every worker.",
-            as_json=False,
+        _explain(limits, key_id, retired=not left)
+        if not left:
+            text = f"{key_id!r} is retired in {found.path}; give the file to every worker."
+            _told(ring, found, text, as_json=False)
+    if left:
+        # Threads that were given up are no reason to stop, but the others are.
+        errors = [*limits.errors(), *([] if give_up else limits.refused.values())]
+        raise typer.Exit(exit_code_of(errors))
+
+
+def _without(now: Keyring, key_id: str) -> Keyring:
+    """The ring of the file as it is after the walk, with the key retired."""
+    if now.primary() == key_id:
+        raise Misconfigured(
+            field="keys",
+            reason=(
+                f"{key_id!r} became the primary again while threads were written to, so it is not "
+                "retired; rotate to another key and run this again"
+            ),
         )
-    if busy:
-        raise typer.Exit(EXIT_BUSY)
+    return now.with_retired(key_id)
 
 
-def _write_limits(
-    saver: Any, key_id: str, *, compromised: bool, quiet: bool
-) -> tuple[int, int, list[str]]:
-    """Writes into every thread; gives how many were written, need nothing, and which are held."""
+@dataclass(slots=True)
+class _Limits:
+    """What came of writing into every thread up to where a key counts."""
+
+    done: int = 0
+    skipped: int = 0
+    busy: dict[str, Busy] = field(default_factory=dict)
+    refused: dict[str, Refused] = field(default_factory=dict)
+    failed: dict[str, SurefootError] = field(default_factory=dict)
+
+    def errors(self) -> list[SurefootError]:
+        """Whatever keeps the key from being retired."""
+        return [*self.busy.values(), *self.failed.values()]
+
+    def document(self, key_id: str, *, retired: bool) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "key": key_id,
+            "written": self.done,
+            "not_needed": self.skipped,
+            "busy": [*self.busy],
+            "refused": [{"thread": t, **facts_of(e)} for t, e in self.refused.items()],
+            "failed": [{"thread": t, **facts_of(e)} for t, e in self.failed.items()],
+            "retired": retired,
+        }
+
+
+def _explain(limits: _Limits, key_id: str, *, retired: bool) -> None:
+    parts = [f"{limits.done} threads written, {limits.skipped} need nothing"]
+    parts += [f"{len(limits.busy)} are held"] * bool(limits.busy)
+    parts += [f"{len(limits.refused)} refuse"] * bool(limits.refused)
+    parts += [f"{len(limits.failed)} failed"] * bool(limits.failed)
+    typer.echo(", ".join(parts) + (":" if len(parts) > 1 else "."))
+    for thread in limits.busy:
+        typer.echo(f"  {thread!r}")
+    for thread, error in (limits.refused | limits.failed).items():
+        complain(f"  {thread!r}: {error}")
+    if retired and limits.refused:
+        typer.echo(
+            f"These {len(limits.refused)} are given up: nobody can read them until {key_id!r} is "
+            "enabled in the file again."
+        )
+    elif not retired:
+        remedy = "run this again when they are at rest"
+        if limits.refused:
+            remedy = (
+                "restore or delete the threads that refuse and run this again, or give them up "
+                f"with --give-up: nobody can read them then until {key_id!r} is enabled again"
+            )
+        elif limits.failed:
+            remedy = "run this again when the stores answer"
+        typer.echo(f"{key_id!r} is not retired yet; {remedy}.")
+
+
+#: About a thread itself: it is frozen, or does not verify.
+_REFUSALS = (KeyMissing, MarkCorrupt, ResumeRefused, RollbackDetected, TamperDetected)
+
+
+def _write_limits(saver: Any, key_id: str, *, compromised: bool, quiet: bool) -> _Limits:
+    """Writes into every thread that lets it; one that does not stops none of the others."""
     threads = [*saver.threads()]
-    done, skipped = 0, 0
-    busy: list[str] = []
-    failures: list[tuple[str, SurefootError]] = []
+    limits = _Limits()
     with progress_of("writing into threads", quiet=quiet) as tell:
         for number, thread in enumerate(threads, 1):
             try:
                 wrote = saver.retire_key(thread, key_id, compromised=compromised)
-            except Busy:
-                busy.append(thread)
+            except Busy as error:
+                limits.busy[thread] = error
+            except _REFUSALS as error:
+                limits.refused[thread] = error
             except SurefootError as error:
-                failures.append((thread, error))
+                limits.failed[thread] = error
             else:
-                done, skipped = done + wrote, skipped + (not wrote)
+                limits.done, limits.skipped = limits.done + wrote, limits.skipped + (not wrote)
             tell(number, len(threads))
-    if failures:
-        first, problem = failures[0]
-        typer.echo(f"{len(failures)} threads were not written, the first: {first!r}", err=True)
-        raise problem
-    return done, skipped, busy
+    return limits
 
 
 @keys.command()
@@ -228,7 +311,7 @@ def operator(
 
     The private key stays with the person; workers only get the public one.
     """
-    with refusing():
+    with refusing(as_json=as_json):
         key = SigningKey.generate(key_id)
         key.to_file(file)
     public = {key_id: key.public()}

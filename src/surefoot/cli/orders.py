@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,16 +20,22 @@ from surefoot.cli.asking import (
     Json,
     Schema,
     Tenant,
+    complain,
+    exit_code_of,
+    facts_of,
     opened,
     progress_of,
     refusing,
     show,
 )
-from surefoot.errors import Misuse
+from surefoot.errors import Misuse, SurefootError
 from surefoot.rules.decisions import Decision
 from surefoot.signing import Reviewers, SigningKey
 
 __all__ = ["adopt", "resolve", "restore", "review"]
+
+#: 31 days, less the 5 minutes that a decision holds before it was made.
+_MAX_MINUTES = 31 * 24 * 60 - 5
 
 Thread = Annotated[str, typer.Argument(help="Id of the thread.")]
 Key = Annotated[
@@ -73,7 +80,8 @@ def review(
         str | None, typer.Option(help="approve: succeeded, absent or abandoned.")
     ] = None,
     result: Annotated[
-        str | None, typer.Option(help="approve, succeeded: what the effect returns, as JSON.")
+        str | None,
+        typer.Option(help="approve, succeeded: what the effect returns, as JSON; null is none."),
     ] = None,
     valid_for: Annotated[
         int, typer.Option("--valid-for", help="Minutes for which it may be carried out.")
@@ -87,24 +95,25 @@ def review(
     The document is bound to the thread as it is now; `surefoot resolve` carries it out, once,
     and refuses when the thread has moved.
     """
-    choices: dict[str, Any] = {
-        "to_seq": to,
-        "horizon": horizon,
-        "trusted_keys": trust_key or None,
-        "slot": slot,
-        "outcome": outcome,
-        "result": _parsed(result),
-    }
+    choices: dict[str, Any] = {"to_seq": to, "horizon": horizon, "trusted_keys": trust_key or None}
+    choices |= {"slot": slot, "outcome": outcome}
     with opened(
-        conn, highwater=highwater, schema=schema, tenant=tenant, encrypted=encrypted
+        conn,
+        highwater=highwater,
+        schema=schema,
+        tenant=tenant,
+        encrypted=encrypted,
+        as_json=False,
     ) as saver:
+        life = _life(valid_for)
+        choices = {k: v for k, v in choices.items() if v is not None} | _result(result, outcome)
         key = SigningKey.from_file(signing_key)
         decision = saver.propose(
             thread,
             action,
             reason=reason,
-            valid_for=timedelta(minutes=valid_for),
-            **{k: v for k, v in choices.items() if v is not None},
+            valid_for=life,
+            **choices,
         )
         document = key.sign(decision).render().decode("ascii")
         if out is not None:
@@ -116,21 +125,39 @@ def review(
     typer.echo(f"\nCarry it out: surefoot resolve CONN {where} --highwater …", err=True)
 
 
-def _parsed(result: str | None) -> Any:
+def _life(minutes: int) -> timedelta:
+    if not 0 < minutes <= _MAX_MINUTES:
+        raise Misuse(field="--valid-for", reason=f"must be 1 to {_MAX_MINUTES} minutes")
+    return timedelta(minutes=minutes)
+
+
+def _result(result: str | None, outcome: str | None) -> dict[str, Any]:
+    """The choice of a result, also when it is null; a success has to have one."""
+    problem = ""
     if result is None:
-        return None
-    with refusing():
-        problem = ""
-        try:
-            return json.loads(result)
-        except ValueError as error:
-            problem = str(error)
-        raise Misuse(field="--result", reason=f"is no JSON: {problem}")
+        if outcome != "succeeded":
+            return {}
+        raise Misuse(
+            field="--result",
+            reason=(
+                "is what the effect returns to the run from now on, as JSON; say null if it "
+                "returns nothing"
+            ),
+        )
+    try:
+        return {"result": json.loads(result)}
+    except ValueError as error:
+        problem = str(error)
+    except RecursionError:
+        problem = "it is nested too deeply"
+    raise Misuse(field="--result", reason=f"is no JSON: {problem}")
 
 
 def _write_new(out: Path, document: str) -> None:
+    """For the owner only: a result or a reason may be nobody else's business."""
     try:
-        with out.open("x", encoding="ascii") as file:
+        handle = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="ascii") as file:
             file.write(document + "\n")
     except OSError as error:
         raise Misuse(field="--out", reason=f"{out}: {error.strerror}") from None
@@ -152,6 +179,8 @@ def _explain(decision: Decision) -> None:
         )
     if decision.slot is not None:
         said.append(f"  effect {decision.slot[:16]}… is {decision.outcome}")
+    if decision.outcome == "succeeded":
+        said.append(f"  and returns to the run: {json.dumps(decision.result)}")
     said.append(f"  until {decision.expires:%Y-%m-%d %H:%M:%S} UTC, because: {decision.reason}")
     typer.echo("\n".join(said), err=True)
 
@@ -169,24 +198,24 @@ def resolve(
     as_json: Json = False,
 ) -> None:
     """Carry out a signed decision, once. Refuses when the thread has moved since."""
+    more: dict[str, Any] = {}
+    if reviewers is not None:
+        with refusing(as_json=as_json):
+            more["reviewers"] = Reviewers.from_file(reviewers)
     with opened(
         conn,
         highwater=highwater,
         schema=schema,
         tenant=tenant,
         encrypted=encrypted,
-        reviewers=None if reviewers is None else _reviewers(reviewers),
+        as_json=as_json,
+        **more,
     ) as saver:
         done = saver.resolve(_read(document))
     if as_json:
         show(asdict(done))
     else:
         typer.echo(f"{done.action}: thread {done.thread!r} {done.text}")
-
-
-def _reviewers(path: Path) -> Reviewers:
-    with refusing():
-        return Reviewers.from_file(path)
 
 
 def _read(document: Path) -> str:
@@ -228,20 +257,24 @@ def restore(
     For threads that are refused because the database was put back, lost records, or was
     changed. The high-water mark is never lowered; every effect of the steps that were given up
     is looked up or asked about before it runs again. Your public key must be among the
-    reviewers (`SUREFOOT_REVIEWERS`). With `--all`, for every thread that does not verify.
+    reviewers (`SUREFOOT_REVIEWERS`). With `--all`, for every thread that does not verify: those
+    for which it cannot be done are listed and stop none of the others.
     """
     choices = {"to_seq": to, "horizon": horizon, "trusted_keys": trust_key or None}
     with opened(
-        conn, highwater=highwater, schema=schema, tenant=tenant, encrypted=encrypted
+        conn,
+        highwater=highwater,
+        schema=schema,
+        tenant=tenant,
+        encrypted=encrypted,
+        as_json=as_json,
     ) as saver:
         chosen = _chosen(thread, every=every)
         if chosen is None:
             found = [r for r in saver.verify() if not r.ok and r.state != "unwitnessed"]
             chosen = [r.thread for r in found]
-        order = _Order("restore", reason, choices)
-        _carry_out(
-            saver, chosen, order, SigningKey.from_file(signing_key), yes=yes, as_json=as_json
-        )
+        order = _Order("restore", reason, choices, SigningKey.from_file(signing_key), every)
+        _carry_out(saver, chosen, order, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -265,20 +298,24 @@ def adopt(
 
     For a high-water store that is gone without a replica. From here on rollbacks are seen
     again; whether there was one before, nobody can tell any more. With `--all`, for every
-    thread that the database holds and the high-water store has never seen.
+    thread that the database holds and the high-water store has never seen; those for which it
+    cannot be done are listed and stop none of the others.
     """
     choices = {"horizon": horizon, "trusted_keys": trust_key or None}
     with opened(
-        conn, highwater=highwater, schema=schema, tenant=tenant, encrypted=encrypted
+        conn,
+        highwater=highwater,
+        schema=schema,
+        tenant=tenant,
+        encrypted=encrypted,
+        as_json=as_json,
     ) as saver:
         saver.setup()  # a new high-water store has no table yet
         chosen = _chosen(thread, every=every)
         if chosen is None:
             chosen = [r.thread for r in saver.verify() if r.state == "unwitnessed" and not r.ok]
-        order = _Order("adopt", reason, choices)
-        _carry_out(
-            saver, chosen, order, SigningKey.from_file(signing_key), yes=yes, as_json=as_json
-        )
+        order = _Order("adopt", reason, choices, SigningKey.from_file(signing_key), every)
+        _carry_out(saver, chosen, order, yes=yes, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +323,8 @@ class _Order:
     action: str
     reason: str
     choices: dict[str, Any]
+    key: SigningKey
+    every: bool
 
 
 def _chosen(thread: str | None, *, every: bool) -> list[str] | None:
@@ -295,28 +334,99 @@ def _chosen(thread: str | None, *, every: bool) -> list[str] | None:
     return None if thread is None else [thread]
 
 
-def _carry_out(
-    saver: Any, threads: list[str], order: _Order, key: SigningKey, *, yes: bool, as_json: bool
-) -> None:
-    """Proposes, asks once, signs and carries out."""
+@dataclass(slots=True)
+class _Course:
+    """How far an order for several threads has come."""
+
+    left: list[str]
+    done: list[Any] = field(default_factory=list)
+    failed: dict[str, SurefootError] = field(default_factory=dict)
+    #: The thread that was being worked on when it was cut short.
+    interrupted: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "done": [asdict(one) for one in self.done],
+            "failed": [{"thread": t, **facts_of(e)} for t, e in self.failed.items()],
+            "interrupted": self.interrupted,
+            "not_tried": self.left,
+        }
+
+
+def _carry_out(saver: Any, threads: list[str], order: _Order, *, yes: bool, as_json: bool) -> None:
+    """Proposes, asks once, signs and carries out; says what was done also when it is cut short."""
+    course = _Course([*threads])
+    try:
+        decisions = _proposed(saver, order, course)
+        _ask(decisions, course, yes=yes)
+        with progress_of(order.action, quiet=as_json or len(decisions) < 2) as tell:
+            for number, decision in enumerate(decisions, 1):
+                _try(saver, order, decision, course)
+                tell(number, len(decisions))
+    except SurefootError:
+        raise  # of the only thread; told as a document of its own
+    except BaseException:
+        _tell(course, as_json=as_json)
+        raise
+    _tell(course, as_json=as_json)
+    if course.failed:
+        raise typer.Exit(exit_code_of(course.failed.values()))
+
+
+def _try(saver: Any, order: _Order, decision: Decision, course: _Course) -> None:
+    """Carries out one decision; with ``--all``, an error of it stops none of the others."""
+    course.left.remove(decision.thread)
+    try:
+        course.done.append(saver.resolve(order.key.sign(decision)))
+    except SurefootError as error:
+        if not order.every:
+            raise
+        course.failed[decision.thread] = error
+    except BaseException:
+        course.interrupted = decision.thread
+        raise
+
+
+def _proposed(saver: Any, order: _Order, course: _Course) -> list[Decision]:
     choices = {k: v for k, v in order.choices.items() if v is not None}
-    decisions = [
-        saver.propose(thread, order.action, reason=order.reason, **choices) for thread in threads
-    ]
+    decisions: list[Decision] = []
+    for thread in [*course.left]:
+        try:
+            decisions.append(saver.propose(thread, order.action, reason=order.reason, **choices))
+        except SurefootError as error:
+            if not order.every:
+                raise
+            course.failed[thread] = error
+            course.left.remove(thread)
+    return decisions
+
+
+def _ask(decisions: list[Decision], course: _Course, *, yes: bool) -> None:
     for decision in decisions:
         _explain(decision)
+    for thread, error in course.failed.items():
+        complain(f"cannot be done for thread {thread!r}: {error}")
     if not decisions:
-        typer.echo("no thread needs it", err=True)
+        if not course.failed:
+            typer.echo("no thread needs it", err=True)
     elif not yes:
         many = "it" if len(decisions) == 1 else f"these {len(decisions)} decisions"
         typer.confirm(f"Carry out {many}?", abort=True, err=True)
-    done = []
-    with progress_of(order.action, quiet=as_json or len(decisions) < 2) as tell:
-        for number, decision in enumerate(decisions, 1):
-            done.append(saver.resolve(key.sign(decision)))
-            tell(number, len(decisions))
+
+
+def _tell(course: _Course, *, as_json: bool) -> None:
     if as_json:
-        show([asdict(d) for d in done])
+        show(course.document())
     else:
-        for one in done:
+        for one in course.done:
             typer.echo(f"thread {one.thread!r} {one.text}")
+    for thread, error in course.failed.items():
+        complain(f"not done for thread {thread!r}: {error}")
+    if course.interrupted is not None:
+        complain(
+            f"interrupted at thread {course.interrupted!r}: it may or may not be done; look with "
+            "`surefoot verify`"
+        )
+    if course.left:
+        complain(f"not tried: {', '.join(map(repr, course.left))}")
