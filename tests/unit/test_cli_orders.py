@@ -173,6 +173,19 @@ def test_verify_of_a_tenant_without_threads_says_so(desk: Desk) -> None:
     assert "warning" not in desk.run(*desk.on("verify")).stderr
 
 
+def test_commands_for_every_thread_say_when_there_is_none(desk: Desk) -> None:
+    """A mistyped tenant is no good news: nothing was put right, and no thread vouches for a key."""
+    desk.work()
+    retire = turned(desk)
+    signed = ("--all", "--yes", *desk.signed())
+    for command in ((*desk.on("restore"), *signed), (*desk.on("adopt"), *signed), retire):
+        result = desk.run(*command, "--tenant", "typo", "--json")
+        assert result.exit_code == 0
+        assert "warning: neither store knows any thread of tenant 'typo'" in result.stderr
+        json.loads(result.stdout)
+    assert "warning" not in desk.run(*desk.on("restore"), *signed).stderr
+
+
 # --- how errors are told ------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "progress_of",
     "refusing",
     "show",
+    "warn_of_no_threads",
 ]
 
 #: Exit codes by reaction, the same for every command.
@@ -67,6 +68,14 @@ def complain(text: str) -> None:
     """Prints what is wrong for people, in lines as long as they are: terminals and logs wrap."""
     console = Console(stderr=True, highlight=False)
     console.print(text, style="red", markup=False, soft_wrap=True)
+
+
+def warn_of_no_threads(tenant: str) -> None:
+    """Whoever mistypes a tenant must not take the silence for good news."""
+    complain(
+        f"warning: neither store knows any thread of tenant {tenant!r}; nothing was looked at. "
+        "Is --tenant what the workers use?"
+    )
 
 
 def facts_of(error: SurefootError) -> dict[str, Any]:

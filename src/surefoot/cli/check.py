@@ -16,10 +16,10 @@ from surefoot.cli.asking import (
     Json,
     Schema,
     Tenant,
-    complain,
     opened,
     progress_of,
     show,
+    warn_of_no_threads,
 )
 from surefoot.errors import Misuse
 
@@ -90,10 +90,7 @@ def verify(
         "broken": [asdict(report) for report in broken],
     }
     if not checked:
-        complain(
-            f"warning: neither store knows any thread of tenant {tenant!r}; nothing was looked at. "
-            "Is --tenant what the workers use?"
-        )
+        warn_of_no_threads(tenant)
     if as_json:
         show(document)
     else:

@@ -25,6 +25,7 @@ from surefoot.cli.asking import (
     progress_of,
     refusing,
     show,
+    warn_of_no_threads,
 )
 from surefoot.errors import (
     Busy,
@@ -192,6 +193,8 @@ def retire(
         keys=ring,
     ) as saver:
         limits = _write_limits(saver, key_id, compromised=compromised, quiet=as_json)
+    if not limits.threads:
+        warn_of_no_threads(tenant)
     left = limits.busy or limits.failed or (limits.refused and not give_up)
     if not left:
         with refusing(as_json=as_json):
@@ -226,6 +229,7 @@ def _without(now: Keyring, key_id: str) -> Keyring:
 class _Limits:
     """What came of writing into every thread up to where a key counts."""
 
+    threads: int
     done: int = 0
     skipped: int = 0
     busy: dict[str, Busy] = field(default_factory=dict)
@@ -283,7 +287,7 @@ _REFUSALS = (KeyMissing, MarkCorrupt, ResumeRefused, RollbackDetected, TamperDet
 def _write_limits(saver: Any, key_id: str, *, compromised: bool, quiet: bool) -> _Limits:
     """Writes into every thread that lets it; one that does not stops none of the others."""
     threads = [*saver.threads()]
-    limits = _Limits()
+    limits = _Limits(len(threads))
     with progress_of("writing into threads", quiet=quiet) as tell:
         for number, thread in enumerate(threads, 1):
             try:

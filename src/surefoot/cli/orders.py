@@ -27,6 +27,7 @@ from surefoot.cli.asking import (
     progress_of,
     refusing,
     show,
+    warn_of_no_threads,
 )
 from surefoot.errors import Misuse, SurefootError
 from surefoot.rules.decisions import Decision
@@ -271,8 +272,8 @@ def restore(
     ) as saver:
         chosen = _chosen(thread, every=every)
         if chosen is None:
-            found = [r for r in saver.verify() if not r.ok and r.state != "unwitnessed"]
-            chosen = [r.thread for r in found]
+            reports = _looked_at(saver, tenant)
+            chosen = [r.thread for r in reports if not r.ok and r.state != "unwitnessed"]
         order = _Order("restore", reason, choices, SigningKey.from_file(signing_key), every)
         _carry_out(saver, chosen, order, yes=yes, as_json=as_json)
 
@@ -313,7 +314,8 @@ def adopt(
         saver.setup()  # a new high-water store has no table yet
         chosen = _chosen(thread, every=every)
         if chosen is None:
-            chosen = [r.thread for r in saver.verify() if r.state == "unwitnessed" and not r.ok]
+            reports = _looked_at(saver, tenant)
+            chosen = [r.thread for r in reports if not r.ok and r.state == "unwitnessed"]
         order = _Order("adopt", reason, choices, SigningKey.from_file(signing_key), every)
         _carry_out(saver, chosen, order, yes=yes, as_json=as_json)
 
@@ -332,6 +334,13 @@ def _chosen(thread: str | None, *, every: bool) -> list[str] | None:
     if every == (thread is not None):
         raise Misuse(field="THREAD", reason="name one thread, or say --all")
     return None if thread is None else [thread]
+
+
+def _looked_at(saver: Any, tenant: str) -> list[Any]:
+    reports = [*saver.verify()]
+    if not reports:
+        warn_of_no_threads(tenant)
+    return reports
 
 
 @dataclass(slots=True)
