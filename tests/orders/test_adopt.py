@@ -242,6 +242,17 @@ def test_an_approval_is_bound_to_the_effect_as_it_was_looked_at(place: Place) ->
         place.decide("t", "approve", slot=slot, outcome="absent")
 
 
+def test_an_effect_may_have_returned_nothing(place: Place) -> None:
+    graph = crash_inside_an_effect(place)
+    with pytest.raises(EffectInDoubt) as doubt:
+        graph(place.saver).invoke(None, at("t"))
+    slot = doubt.value.slot
+    with pytest.raises(Misuse, match="result"):
+        place.saver.propose("t", "approve", reason="x", slot=slot, outcome="succeeded")
+    place.decide("t", "approve", slot=slot, outcome="succeeded", result=None)
+    assert graph(place.open()).invoke(None, at("t"))["done"] == [None]
+
+
 def test_replan_is_said_to_be_unknown_here(place: Place) -> None:
     place.graph("K", stop=2).invoke({"done": []}, at("t"))
     with pytest.raises(Misuse, match="replan"):

@@ -123,6 +123,8 @@ def propose(
     if choices.get("trusted_keys"):
         bound["trusted_keys"] = list(choices["trusted_keys"])
     now = _now(ports)
+    if not timedelta(0) < valid_for <= timedelta(days=31):
+        raise Misuse(field="valid_for", reason="must be more than nothing and at most 31 days")
     document = {
         "action": action,
         "tenant": ports.tenant,
@@ -211,7 +213,7 @@ def _settleable(
             "proposed_intent": choices.get("proposed_intent") or fingerprint,
             "receipt_digest": _receipt_digest(ports, serde, chain, effect),
         }
-        return bound | ({"result": choices["result"]} if choices.get("result") is not None else {})
+        return bound | ({"result": choices["result"]} if "result" in choices else {})
 
     return viewing(ports, thread, look)
 
