@@ -118,6 +118,7 @@ class Chain:
         self._frames: list[Frame] = []
         self._lowest: int | None = None
         self._exhausted = False
+        self._pending = _Pending(self)
         self._take(rows)
         self._exhausted = not rows
 
@@ -159,6 +160,21 @@ class Chain:
     def key_id(self, record: RecordHead) -> str:
         """Id of the key that seals a record."""
         return self._key_ids[self._frame_of[record.link.digest]]
+
+    def written_before(self, record: RecordHead) -> list[RecordHead]:
+        """Heads of pending writes on a checkpoint that were stored before it, newest first.
+
+        Its frame says how far down to look. The records of the chain are met once for all of its
+        checkpoints, however many ask.
+
+        Raises:
+            TamperDetected: A record that the chain names is missing or does not verify.
+        """
+        floor = self.early_floor(record)
+        if not floor:
+            return []
+        found = self._pending.down_to(floor, record.subject)
+        return [r for r in found if floor <= r.link.seq < record.link.seq]
 
     def frame_key(self, record: RecordHead) -> tuple[int, int]:
         """(last_seq, epoch) of the frame that holds a record."""
@@ -296,18 +312,24 @@ class Chain:
         if record is None or record.link.seq != at.seq:
             raise self._broken(at.seq, "a record that the chain names is not stored")
         if bodies and record.body is None:
+            # Where one head was read without its body, its neighbours below were as well.
+            self._take(self._page(self._frame_of[at.digest][0] + 1), keep_lowest=True)
             (record,) = self.with_bodies([record])
         return record
+
+    def _page(self, below_seq: int | None) -> Sequence[FrameRow]:
+        _, rows = self._ports.store.read_newest(
+            self.identity.tenant,
+            self.identity.thread,
+            limit=self._ports.limits.read_page_frames,
+            below_seq=below_seq,
+        )
+        return rows
 
     def _page_to(self, seq: int) -> None:
         """Reads older pages until frames with this seq must have been among them."""
         while not self._exhausted and (self._lowest is None or self._lowest > seq):
-            _, rows = self._ports.store.read_newest(
-                self.identity.tenant,
-                self.identity.thread,
-                limit=self._ports.limits.read_page_frames,
-                below_seq=self._lowest,
-            )
+            rows = self._page(self._lowest)
             if not rows:
                 self._exhausted = True
                 return
@@ -323,7 +345,7 @@ class Chain:
             self._frames.append(frame)
             key = (frame.last_seq, frame.epoch)
             # The floor is sealed, but no digest covers it: from a retired key it is worth nothing,
-            # so everything is looked at.
+            # so everything is looked at, once (see `written_before`).
             retired = self._ports.seals.is_retired(frame.key_id)
             self._floors[key] = 1 if retired else frame.early_floor
             self._key_ids[key] = frame.key_id
@@ -339,3 +361,58 @@ class Chain:
 
     def _broken(self, seq: int, reason: str) -> TamperDetected:
         return TamperDetected(thread=self.identity.thread, what="the chain", seq=seq, reason=reason)
+
+
+class _Pending:
+    """Which records of a chain are pending writes on which checkpoint.
+
+    The chain is walked as far down as was asked for, and never twice.
+    """
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self._head: Link | None = None
+        self._met: set[bytes] = set()
+        self._pruned = False
+        self._by_subject: dict[bytes, list[RecordHead]] = {}
+        self._walk: Iterator[RecordHead] = iter(())
+        self._at: int | None = None
+
+    def down_to(self, floor: int, subject: bytes) -> Sequence[RecordHead]:
+        """Pending writes with a subject, newest first; those below the floor may be among them.
+
+        Raises:
+            TamperDetected: A record that the chain names is missing or does not verify.
+        """
+        head = self._chain.head
+        if head != self._head and head.digest not in self._met:
+            self._begin(head)
+        if self._at is None or self._at >= floor:
+            self._chain.jump(floor)
+            self._go_on(floor)
+        return self._by_subject.get(subject, ())
+
+    def _begin(self, head: Link) -> None:
+        self._head = head
+        self._met = set()
+        self._pruned = False
+        self._by_subject = {}
+        self._walk = self._chain.walk(tail=False, bodies=False)
+        self._at = None
+
+    def _go_on(self, floor: int) -> None:
+        try:
+            for record in self._walk:
+                self._at = record.link.seq
+                if record.kind is Kind.WRITES:
+                    self._by_subject.setdefault(record.subject, []).append(record)
+                # Seen from a head below a prune the chain is not what the prune kept.
+                if not self._pruned:
+                    self._met.add(record.link.digest)
+                self._pruned = self._pruned or record.kind is Kind.PRUNE
+                if self._at < floor:
+                    return
+        except BaseException:
+            self._head, self._met = None, set()  # whoever asks next meets the same obstacle
+            raise
+        self._at = 0

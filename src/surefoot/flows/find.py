@@ -125,19 +125,8 @@ def walk_checkpoints(
 def _early(
     chain: Chain, record: RecordHead, place: tuple[str, str]
 ) -> list[tuple[int, Sequence[Batch]]]:
-    """Writes that were stored before their checkpoint; its frame says how far down to look."""
-    floor = chain.early_floor(record)
-    if not floor:
-        return []
-    subject = checkpoint_subject(*place)
-    hits: list[RecordHead] = []
-    chain.jump(floor)
-    for older in chain.walk(tail=False, bodies=False):
-        if older.link.seq < floor:
-            break
-        if older.link.seq < record.link.seq and older.subject == subject:
-            hits.append(older)
-    return _batches(chain, hits, place)
+    """Writes that were stored before their checkpoint."""
+    return _batches(chain, chain.written_before(record), place)
 
 
 def _batches(
