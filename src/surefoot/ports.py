@@ -229,6 +229,9 @@ class ContentStore(Protocol):
             False when the head row has moved; nothing is deleted then.
         """
 
+    def discard_frames(self, key: int, keys: Sequence[tuple[int, int]]) -> None:
+        """Deletes frames by (last_seq, epoch): they do not verify, and an order goes over them."""
+
     def delete_thread(self, key: int) -> None:
         """Deletes all rows of a thread after its tombstone is published (step P6)."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -43,8 +42,8 @@ def run_long(saver: SurefootSaver, steps: int = STEPS) -> Any:
     return graph.invoke(given, {**at("t"), "recursion_limit": 3 * steps})
 
 
-@pytest.fixture()
-def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+@pytest.fixture
+def met(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sequence numbers of the records that walks have met, each time they were."""
     seqs: list[int] = []
     learn = KeyLimits.learn
@@ -54,7 +53,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         learn(self, record)
 
     monkeypatch.setattr(KeyLimits, "learn", counted)
-    yield seqs
+    return seqs
 
 
 def shown(saver: SurefootSaver) -> list[Any]:

@@ -13,10 +13,11 @@ from surefoot.errors import (
     StoreUnavailable,
     SurefootError,
 )
-from surefoot.flows.chain import Chain
+from surefoot.flows.chain import Chain, verify_rows
 from surefoot.flows.cover import cover_of
 from surefoot.ports import Append, ChunkRow, FrameRow, HeadRow, Ports, Publish, ThreadRow
-from surefoot.rules.envelope import Link, Record, SealedFrame, seal_frame
+from surefoot.rules.bodies import RestoreBody
+from surefoot.rules.envelope import GENESIS, Kind, Link, Record, SealedFrame, seal_frame
 from surefoot.rules.intents import pack_intents
 from surefoot.rules.publish import GateFacts, PublishFacts, Then, decide_gate, decide_publish
 from surefoot.session import Session
@@ -78,7 +79,7 @@ def append(
             chunks=chunks,
             run_ids=run_ids,
         )
-        session.key = _store(ports, session, request)
+        session.key = _store(ports, session, request, _order_of(session, records))
     except ChunkTaken:
         raise  # proven: nothing was stored; the caller writes the list anew
     except SurefootError as error:
@@ -103,12 +104,57 @@ def _remember(ports: Ports, session: Session, frame: SealedFrame, request: Appen
     session.runs_noted.update(request.run_ids)
 
 
-def _store(ports: Ports, session: Session, request: Append) -> int:
-    """Sends one append; reads back what a lost reply did (a lost answer is a third outcome)."""
+def _order_of(session: Session, records: Sequence[Record]) -> Link | None:
+    """What has to be stored for an order that these records carry out; None when it is none."""
+    first = records[0]
+    if session.wrote:
+        return None
+    if first.kind is Kind.TOMBSTONE:
+        return Link(0, GENESIS)
+    if first.kind is Kind.RESTORE:
+        body = RestoreBody.unpack(first.schema, first.body)
+        return Link(body.to_seq, body.to_digest)
+    return None
+
+
+def _clear_way(ports: Ports, session: Session) -> None:
+    """Deletes what lies beyond the published head and does not verify, before an order is stored.
+
+    It can be part of no chain, and it would stand where the order's frame, or a later one, goes.
+    """
+    if session.key is None:
+        return
+    rows = ports.store.read_heads(session.key, from_seq=session.head.seq + 1)
+    if not rows:
+        return
+    verified = {
+        (frame.last_seq, frame.epoch)
+        for frame in verify_rows(ports, session.identity, rows, broken=[])
+    }
+    unfit = [key for row in rows if (key := (row.last_seq, row.epoch)) not in verified]
+    if unfit:
+        ports.store.discard_frames(session.key, unfit)
+
+
+def _store(ports: Ports, session: Session, request: Append, order: Link | None) -> int:
+    """Sends one append; reads back what a lost reply did (a lost answer is a third outcome).
+
+    Args:
+        ports: Stores.
+        session: Who appends.
+        request: What.
+        order: What an order names, which takes over the head row as it is.
+    """
     lost: OutcomeUnknown | None = None
+    if order is not None:
+        _clear_way(ports, session)
     for _ in range(_TRIES):
         expected = request.expected
-        if expected is not None and expected.epoch > session.epoch:
+        if (
+            expected is not None
+            and expected.epoch > session.epoch
+            and not (order is not None and _may_take_over(ports, session))
+        ):
             # We loaded after a later worker had written. Behind its head row our record would
             # look to it like an edited database, so the gate must not let it in.
             raise _not_after(ports, session, request)
@@ -120,7 +166,7 @@ def _store(ports: Ports, session: Session, request: Append) -> int:
         if key is not None:
             return key
         row = ports.store.read_thread(request.tenant, request.thread)
-        then = _after_gate(ports, session, request, row)
+        then = _after_gate(ports, session, request, row, order)
         if then is Then.COMMITTED and row is not None:
             return row.key
         if then is Then.AGAIN:
@@ -141,12 +187,24 @@ def _store(ports: Ports, session: Session, request: Append) -> int:
     raise lost or StoreUnavailable(store=ports.store.shown, reason="the gate kept moving")
 
 
-def _after_gate(ports: Ports, session: Session, request: Append, row: ThreadRow | None) -> Then:
+def _may_take_over(ports: Ports, session: Session) -> bool:
+    """Whether a head row of a later epoch than ours is forged.
+
+    It was read before B is asked here: B gives epochs out in order, so as long as ours is the last
+    one, nobody can have written under a later one. B without a mark is an adoption under way.
+    """
+    mark = ports.marks.read(session.identity.tenant, session.identity.thread)
+    return mark is None or mark.epoch == session.epoch
+
+
+def _after_gate(
+    ports: Ports, session: Session, request: Append, row: ThreadRow | None, order: Link | None
+) -> Then:
     stored = None if row is None else row.head
     if stored == request.expected:
         return Then.AGAIN  # nothing was stored: the reply and the request were both lost
     # Before B is asked: what the next owner collects is no alarm.
-    parent_stored = session.wrote or _parent_stored(ports, session)
+    parent_stored = session.wrote or _parent_stored(ports, session, order)
     mark = ports.marks.read(request.tenant, request.thread)
     return decide_gate(
         GateFacts(
@@ -156,20 +214,25 @@ def _after_gate(ports: Ports, session: Session, request: Append, row: ThreadRow 
             stored_epoch=None if stored is None else stored.epoch,
             stored_is_ours=stored == request.head,
             parent_stored=parent_stored,
+            ordered=order is not None,
         )
     )
 
 
-def _parent_stored(ports: Ports, session: Session) -> bool:
+def _parent_stored(ports: Ports, session: Session, order: Link | None) -> bool:
     """Whether the record that ours follows is stored; read after the head row.
 
-    A failover that comes later moves the head row again, so the gate sees it.
+    A failover that comes later moves the head row again, so the gate sees it. An order needs what
+    it names, not what it gives up, and passes over damaged rows.
     """
-    if session.head.seq == 0:
+    head = session.head if order is None else order
+    if head.seq == 0:
         return True
     identity = session.identity
     row, rows = ports.store.read_newest(identity.tenant, identity.thread, limit=_PARENT_FRAMES)
-    return row is not None and Chain(ports, identity, row, session.head, rows).has_head()
+    if row is None:
+        return False
+    return Chain(ports, identity, row, head, rows, lenient=order is not None).has_head()
 
 
 def _not_after(ports: Ports, session: Session, request: Append) -> SurefootError:

@@ -7,6 +7,7 @@ anything has moved. The decision itself becomes a ``D`` record, which consumes i
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from surefoot.errors import (
     TamperDetected,
 )
 from surefoot.flows import journal
-from surefoot.flows.acquire import begin, checkpoint_of, effect_of, give_back, held, scan
+from surefoot.flows.acquire import begin, checkpoint_of, corrupt, effect_of, give_back, held, scan
 from surefoot.flows.audit import last_good, lenient
 from surefoot.flows.chain import Chain
 from surefoot.flows.load import loader_for
@@ -55,6 +56,7 @@ CHOICES = frozenset(
 _EPOCH_GAP = 1_024
 _SETTLEABLE = frozenset({"started", "in_doubt", "needs_review", "abandoned"})
 _NO_RECEIPT = "0" * 64
+_DELETED = "was deleted; nothing of it can be decided, and it starts anew when it is run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ def propose(
         bound = _adoptable(ports, serde, thread, mark, choices)
     elif mark is None:
         raise Misuse(field="thread", reason=f"{thread!r} is unknown to the high-water store")
+    elif mark.state == "tombstone":
+        raise Misuse(field="thread", reason=f"{thread!r} {_DELETED}")
     else:
         bound = {
             "incarnation": mark.incarnation,
@@ -267,7 +271,21 @@ def carry_out(ports: Ports, serde: Serializer, signed: SignedDecision) -> Done:
             field="action",
             reason=f"{signed.decision.action!r} is not carried out by this release",
         )
+    _require_alive(ports, signed)
     return work(ports, serde, signed)
+
+
+def _require_alive(ports: Ports, signed: SignedDecision) -> None:
+    """Refuses an order about a deleted thread before its lease is taken: that begins a new life."""
+    decision = signed.decision
+    mark = ports.marks.read(ports.tenant, decision.thread)
+    if mark is not None and mark.state == "tombstone" and decision.action != "adopt":
+        raise DecisionRefused(
+            thread=decision.thread,
+            action=decision.action,
+            nonce=decision.nonce,
+            reason=f"the thread {_DELETED}",
+        )
 
 
 def _require(signed: SignedDecision, facts: DecisionFacts, *more: str) -> None:
@@ -303,6 +321,26 @@ def _is_consumed(chain: Chain | None, decision: Decision) -> bool:
     nonce = bytes.fromhex(decision.nonce)
     chain.jump(1)
     return any(r.kind is Kind.DECISION and r.subject == nonce for r in chain.walk(bodies=False))
+
+
+def _is_aborted(chain: Chain) -> bool:
+    """A ``D`` record of the chain carried out an abort; nothing ends that."""
+    orders = [r for r in chain.walk(tail=False, bodies=False) if r.kind is Kind.DECISION]
+    for record in chain.with_bodies(orders):
+        try:
+            document = DecisionBody.unpack(record.schema, record.body or b"").document
+            decided = json.loads(document)
+        except ValueError as error:
+            raise corrupt(chain.identity.thread, record, error) from None
+        if _action_of(decided) == "abort":
+            return True
+    return False
+
+
+def _action_of(document: Any) -> Any:
+    """The action that a rendered signed decision names."""
+    inner = document.get("decision", document) if isinstance(document, dict) else {}
+    return inner.get("action") if isinstance(inner, dict) else None
 
 
 def _consuming(signed: SignedDecision) -> Record:
@@ -424,6 +462,7 @@ def _adopt(ports: Ports, serde: Serializer, signed: SignedDecision) -> Done:
         _facts(ports, thread, decision.incarnation, head, consumed=_is_consumed(chain, decision)),
         f"its horizon is below step {step}, which is stored" if horizon < step else "",
     )
+    frozen = _is_aborted(chain)
     epoch = max(r.epoch for r in chain.everything()) + 1
     lease = Lease(ports.host.describe(), ports.policy.lease_ttl_ms)
     session = Session(
@@ -440,7 +479,12 @@ def _adopt(ports: Ports, serde: Serializer, signed: SignedDecision) -> Done:
         with session.lock:
             journal.append(ports, session, [order, *records, _consuming(signed)])
         mark = _admitted(ports, session, lease, step)
-        give_back(ports, _at(session, mark), mark)
+        if frozen:
+            session.mark, session.step = session.head, step
+            with session.lock:
+                journal.publish(ports, _at(session, mark), free=True, clean=True, state="frozen")
+        else:
+            give_back(ports, _at(session, mark), mark)
     except RollbackDetected:
         raise DecisionRefused(
             thread=thread,
@@ -455,8 +499,13 @@ def _adopt(ports: Ports, serde: Serializer, signed: SignedDecision) -> Done:
         "adopt",
         thread,
         session.head.seq,
-        f"has a mark again, at record {session.head.seq}; effects up to step {session.horizon} are "
-        "looked up or asked about before they run again",
+        f"has a mark again, at record {session.head.seq}; "
+        + (
+            "it was aborted by an earlier order, so it stays frozen"
+            if frozen
+            else f"effects up to step {session.horizon} are looked up or asked about before they "
+            "run again"
+        ),
     )
 
 

@@ -31,7 +31,9 @@ class GateFacts:
         stored_epoch: Epoch of A's head row now; None when there is none.
         stored_is_ours: A's head row now is exactly what this append would have made it.
         parent_stored: The record that the append follows is still stored. A failover may have
-            lost it together with everything after it.
+            lost it together with everything after it. For an order: what it names is stored.
+        ordered: The append carries out an operator's order (a restore, a deletion), which takes
+            the head row over as it is, whoever edited it: only B says whose the thread is.
     """
 
     our_epoch: int
@@ -40,6 +42,7 @@ class GateFacts:
     stored_epoch: int | None
     stored_is_ours: bool
     parent_stored: bool
+    ordered: bool = False
 
 
 def decide_gate(facts: GateFacts) -> Then:
@@ -47,8 +50,8 @@ def decide_gate(facts: GateFacts) -> Then:
 
     B's epoch moved: fenced. Our own record is already there (the reply was lost): committed.
     Before our first write the head row belongs to an earlier epoch, and the record that ours
-    follows is still there: re-base over the orphan. Everything else is a database that was put
-    back or edited.
+    follows is still there: re-base over the orphan. An order re-bases over any head row. Everything
+    else is a database that was put back or edited.
     """
     if facts.mark_epoch is None:
         return Then.ROLLBACK
@@ -56,12 +59,11 @@ def decide_gate(facts: GateFacts) -> Then:
         return Then.FENCED
     if facts.stored_is_ours:
         return Then.COMMITTED
-    if (
-        facts.first_write
-        and facts.parent_stored
-        and facts.stored_epoch is not None
-        and facts.stored_epoch < facts.our_epoch
-    ):
+    if not (facts.first_write and facts.parent_stored):
+        return Then.ROLLBACK
+    if facts.ordered:
+        return Then.RELOAD
+    if facts.stored_epoch is not None and facts.stored_epoch < facts.our_epoch:
         return Then.RELOAD
     return Then.ROLLBACK
 

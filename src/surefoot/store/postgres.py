@@ -400,6 +400,10 @@ class PostgresContentStore:
         """Deletes what a published record permits to delete, in one statement (step P6)."""
         return self._write("collect", lambda run: records.collect(run, key, kept))
 
+    def discard_frames(self, key: int, keys: Sequence[tuple[int, int]]) -> None:
+        """Deletes the named frames, in one statement."""
+        self._write("discard_frames", lambda run: records.discard_frames(run, key, keys))
+
     def delete_thread(self, key: int) -> None:
         """Deletes all rows of a thread, in one statement (step P6)."""
         self._write("delete_thread", lambda run: records.delete_thread(run, key))

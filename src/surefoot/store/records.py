@@ -42,6 +42,7 @@ __all__ = [
     "delete_runs",
     "delete_thread",
     "delete_values",
+    "discard_frames",
     "find_checkpoint",
     "insert_frame",
     "is_head",
@@ -336,6 +337,12 @@ def collect_values(run: Run, key: int, kept: Kept) -> None:
 def collect_chunks(run: Run, key: int, kept: Kept) -> None:
     """Deletes chunks beyond what is kept of their log."""
     run("collect_chunks", key=key, logs=Pairs(tuple(kept.logs.items())))
+
+
+def discard_frames(run: Run, key: int, keys: Sequence[tuple[int, int]]) -> None:
+    """Deletes the named frames of a thread."""
+    if keys:
+        run("discard_frames", key=key, keys=Pairs(tuple(dict.fromkeys(keys))))
 
 
 def delete_thread(run: Run, key: int) -> None:

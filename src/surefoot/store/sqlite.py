@@ -324,6 +324,11 @@ class SqliteContentStore:
             records.collect_chunks(session, key, kept)
             return True
 
+    def discard_frames(self, key: int, keys: Sequence[tuple[int, int]]) -> None:
+        """Deletes the named frames, in one transaction."""
+        with self._write("discard_frames") as session:
+            records.discard_frames(session, key, keys)
+
     def delete_thread(self, key: int) -> None:
         """Deletes all rows of a thread, in one transaction (step P6)."""
         with self._write("delete_thread") as session:

@@ -72,6 +72,7 @@ WRITES = frozenset(
         "store.append",
         "store.collect",
         "store.delete_thread",
+        "store.discard_frames",
         "marks.create",
         "marks.acquire",
         "marks.admit",
@@ -338,6 +339,10 @@ class FaultyStore:
     def collect(self, key: int, kept: Kept) -> bool:
         """Delegates."""
         return self._call("collect", lambda: self.inner.collect(key, kept))
+
+    def discard_frames(self, key: int, keys: Sequence[tuple[int, int]]) -> None:
+        """Delegates."""
+        self._call("discard_frames", lambda: self.inner.discard_frames(key, keys))
 
     def delete_thread(self, key: int) -> None:
         """Delegates."""

@@ -185,6 +185,12 @@ WITH gate AS MATERIALIZED (
 )
 SELECT key FROM gate;
 
+-- name: discard_frames
+-- Deletes the named frames of a thread.
+DELETE FROM {schema}.surefoot_frame AS f
+USING unnest((SELECT %(keys_first)s), (SELECT %(keys_second)s)) AS k (last_seq, epoch)
+WHERE f.thread_key = %(key)s AND f.last_seq = k.last_seq AND f.epoch = k.epoch;
+
 -- name: delete_thread
 -- Deletes all rows of a thread.
 WITH threads AS (

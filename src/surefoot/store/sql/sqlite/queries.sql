@@ -151,6 +151,13 @@ WHERE thread_key = :key
        WHERE json_extract(value, '$[0]') = surefoot_chunk.log_id),
       0);
 
+-- name: discard_frames
+-- Deletes the named frames of a thread.
+DELETE FROM surefoot_frame
+WHERE thread_key = :key
+  AND (last_seq, epoch) IN (
+      SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:keys));
+
 -- name: delete_thread
 -- Deletes the row of a thread.
 DELETE FROM surefoot_thread WHERE key = :key;
