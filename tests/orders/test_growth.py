@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import random
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -38,7 +39,7 @@ def run_long(saver: SurefootSaver, steps: int = STEPS) -> Any:
     builder.add_edge("inner", "note")
     builder.add_conditional_edges("note", lambda s: "inner" if s["n"] < steps else END)
     graph = builder.compile(checkpointer=saver)
-    given = {"n": 0, "prompt": "p" * 20_000, "log": ["begun"] * 80}
+    given = {"n": 0, "prompt": random.Random(7).randbytes(20_000).hex(), "log": ["begun"] * 80}
     return graph.invoke(given, {**at("t"), "recursion_limit": 3 * steps})
 
 

@@ -6,6 +6,7 @@ if B has not moved meanwhile. Only after an alarm, every row is looked at on its
 
 from __future__ import annotations
 
+import hmac
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,14 +21,24 @@ from surefoot.errors import (
     SurefootError,
     TamperDetected,
 )
-from surefoot.flows.acquire import corrupt, prune_of, restore_of
+from surefoot.flows.acquire import checkpoint_of, corrupt, prune_of, restore_of
 from surefoot.flows.chain import Chain
-from surefoot.flows.find import values_of, walk_checkpoints
+from surefoot.flows.find import values_of
 from surefoot.flows.load import loader_for
-from surefoot.flows.values import Loader
+from surefoot.flows.values import ZERO_RUNNING, Loader, running_digest
 from surefoot.flows.views import FIRST_PAGE_FRAMES, all_threads, viewing
 from surefoot.ports import Ports, Serializer
-from surefoot.rules.bodies import BodyError, DecisionBody, Typed
+from surefoot.rules.bodies import (
+    BodyError,
+    Chunks,
+    DecisionBody,
+    Row,
+    Segment,
+    Typed,
+    ValueRef,
+    unpack_stored,
+)
+from surefoot.rules.chain import decide_standing
 from surefoot.rules.envelope import Identity, Kind, Link, RecordHead
 
 __all__ = ["Problem", "ThreadReport", "last_good", "lenient", "verify_all", "verify_thread"]
@@ -264,45 +275,166 @@ def last_good(
     chain = lenient(ports, thread, incarnation, Link(0, bytes(32)), vouched)
     if chain is None:
         return None
-    bad: set[bytes] = set()
+    walks = _Walks(ports, chain, vouched)
+    contents = _Contents(ports, serde, chain)
     for record in chain.everything():
         if below is not None and record.link.seq > below:
             continue
         chain.head = record.link
-        if _reaches_the_beginning(chain, bad) and _is_whole(ports, serde, chain):
+        if walks.reach_the_beginning() and contents.are_whole():
             return record.link
     return None
 
 
-def _reaches_the_beginning(chain: Chain, bad: set[bytes]) -> bool:
-    """Walks down; remembers what leads nowhere, so that no part is walked twice in vain."""
-    passed: list[bytes] = []
-    try:
-        for record in chain.walk(tail=False):
-            if record.link.digest in bad:
-                break
-            passed.append(record.link.digest)
-        else:
-            return True
-    except (TamperDetected, RollbackDetected, KeyMissing, Busy):
-        pass  # leads nowhere; noted below
-    bad.update(passed)
-    return False
+class _Walks:
+    """Walks down from records of one thread; no part of it is walked twice."""
 
+    def __init__(self, ports: Ports, chain: Chain, vouched: Collection[str]) -> None:
+        self._seals = ports.seals
+        self._chain = chain
+        self._vouched = frozenset(vouched)
+        #: Records from which a walk comes through, or leads nowhere.
+        self._good: set[bytes] = set()
+        self._bad: set[bytes] = set()
 
-def _is_whole(ports: Ports, serde: Serializer, chain: Chain) -> bool:
-    loader = loader_for(ports, chain, serde)
-    try:
-        for found in walk_checkpoints(chain):
-            wanted = [
-                *values_of(chain.identity.thread, found.record),
-                *(w.value for b in found.writes for w in b.writes),
-            ]
-            loader.fetch(wanted)
-            for typed in wanted:
-                loader.raw(typed)
-            if found.body.namespace == "":
+    def reach_the_beginning(self) -> bool:
+        """Whether a walk from the chain's head comes through."""
+        head = self._chain.head.digest
+        if head in self._good or head in self._bad:
+            return head in self._good
+        passed: list[tuple[RecordHead, str | None]] = []
+        pruned: int | None = None
+        try:
+            for record in self._chain.walk(tail=False):
+                if record.link.digest in self._bad:
+                    break
+                if record.link.digest in self._good:
+                    self._note(passed, pruned)
+                    return True
+                passed.append((record, self._retired(record)))
+                if pruned is None and record.kind is Kind.PRUNE:
+                    pruned = len(passed)
+            else:
+                self._note(passed, pruned)
                 return True
-    except TamperDetected:
+        except (TamperDetected, RollbackDetected, KeyMissing, Busy):
+            pass  # leads nowhere; noted below
+        self._bad.update(record.link.digest for record, _ in passed[:pruned])
+        self._bad.add(head)
         return False
-    return True
+
+    def _retired(self, record: RecordHead) -> str | None:
+        key_id = self._chain.key_id(record)
+        return key_id if key_id not in self._vouched and self._seals.is_retired(key_id) else None
+
+    def _note(self, passed: Sequence[tuple[RecordHead, str | None]], pruned: int | None) -> None:
+        """What a prune kept is no walk of its own, so only what stands above it is noted."""
+        standing = decide_standing(passed)
+        for (record, _), good in list(zip(passed, standing, strict=True))[:pruned]:
+            if good:
+                self._good.add(record.link.digest)
+        self._good.add(self._chain.head.digest)
+
+
+class _Contents:
+    """Looks at the values that going on from a record needs; each is looked at once."""
+
+    def __init__(self, ports: Ports, serde: Serializer, chain: Chain) -> None:
+        self._ports = ports
+        self._serde = serde
+        self._chain = chain
+        #: Records at which something is missing, and those above them.
+        self._hollow: set[bytes] = set()
+        self._seen: dict[tuple[str, ValueRef], bool] = {}
+        self._logs: dict[int, _Log] = {}
+
+    def are_whole(self) -> bool:
+        """Whether all values are there down to the latest root checkpoint, from the head."""
+        passed: list[bytes] = []
+        thread = self._chain.identity.thread
+        try:
+            for record in self._chain.walk(tail=False):
+                passed.append(record.link.digest)
+                if record.link.digest in self._hollow or not self._has(values_of(thread, record)):
+                    break
+                if record.kind is Kind.CHECKPOINT:
+                    body = checkpoint_of(thread, record)
+                    early = self._chain.with_bodies(self._chain.written_before(record))
+                    if not self._has([t for r in early for t in values_of(thread, r)]):
+                        break
+                    if body.namespace == "" and body.extra.get("of") is None:
+                        return True
+            else:
+                return True
+        except TamperDetected:
+            pass  # what cannot be read is not whole; noted below
+        self._hollow.update(passed)
+        return False
+
+    def _has(self, wanted: Sequence[Typed]) -> bool:
+        loader = loader_for(self._ports, self._chain, self._serde)
+        rows = [t for t in wanted if isinstance(t.ref, Row) and (t.tag, t.ref) not in self._seen]
+        loader.fetch(rows)
+        for typed in wanted:
+            if not isinstance(typed.ref, Chunks):
+                if not self._is_there(loader, typed):
+                    return False
+            elif not all(self._log(segment).holds(segment) for segment in typed.ref.segments):
+                return False
+        return True
+
+    def _is_there(self, loader: Loader, typed: Typed) -> bool:
+        key = (typed.tag, typed.ref)
+        if key not in self._seen:
+            try:
+                loader.raw(typed)
+            except TamperDetected:
+                self._seen[key] = False
+            else:
+                if not isinstance(typed.ref, Row):
+                    return True
+                self._seen[key] = True
+        return self._seen[key]
+
+    def _log(self, segment: Segment) -> _Log:
+        known = self._logs.get(segment.log_id)
+        if known is None or known.asked < segment.count:
+            loader = loader_for(self._ports, self._chain, self._serde)
+            loader.fetch([Typed("", Chunks((segment,)))])
+            known = _Log(segment.count, loader, segment.log_id)
+            self._logs[segment.log_id] = known
+        return known
+
+
+class _Log:
+    """What is stored of one log: running digests and numbers of elements behind each piece."""
+
+    def __init__(self, asked: int, loader: Loader, log_id: int) -> None:
+        self.asked = asked
+        self._loader = loader
+        self._log_id = log_id
+        self._running = [ZERO_RUNNING]
+        self._items = [0]
+        for body in loader.logs.get(log_id, ())[:asked]:
+            self._running.append(running_digest(self._running[-1], body))
+            self._items.append(self._items[-1] + int.from_bytes(body[:4], "big"))
+        self._opened = 0
+
+    def holds(self, segment: Segment) -> bool:
+        """Whether the pieces of a segment are there, match it and can be opened."""
+        if segment.count >= len(self._running):
+            return False
+        matches = hmac.compare_digest(self._running[segment.count], segment.digest)
+        if not matches or self._items[segment.count] != segment.items:
+            return False
+        bodies = self._loader.logs.get(self._log_id, ())
+        try:
+            while self._opened < segment.count:
+                count = self._items[self._opened + 1] - self._items[self._opened]
+                body = bodies[self._opened][4:]
+                cover = self._loader.cover
+                unpack_stored(cover.open_chunk(self._log_id, self._opened, count, body))
+                self._opened += 1
+        except ValueError:
+            return False
+        return True

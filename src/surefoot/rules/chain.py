@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from surefoot.rules.envelope import Frame, Kind, Link, RecordHead, hash8
 
-__all__ = ["ADOPTED_KINDS", "KeyLimits", "decide_tail"]
+__all__ = ["ADOPTED_KINDS", "KeyLimits", "decide_standing", "decide_tail"]
 
 #: Kinds that may be adopted although they were never published; a checkpoint never is.
 ADOPTED_KINDS = frozenset({Kind.WRITES, Kind.EFFECT})
@@ -62,4 +62,36 @@ class KeyLimits:
 
     def covers(self, key_id: str, seq: int) -> bool:
         """True when a record vouches for what this key sealed at this seq."""
-        return seq <= self._valid_up_to.get(hash8(key_id), -1)
+        return self.covers_hash(hash8(key_id), seq)
+
+    def covers_hash(self, key_hash: bytes, seq: int) -> bool:
+        """The same for the hash of a key's id."""
+        return seq <= self._valid_up_to.get(key_hash, -1)
+
+
+def decide_standing(
+    walked: Sequence[tuple[RecordHead, str | None]],
+) -> Sequence[bool]:
+    """Decides from which records of a whole walk a walk of its own would come through as well.
+
+    One that begins below a ``K`` record does not meet it, so what a retired key sealed further
+    down would be without the word that it counts.
+
+    Args:
+        walked: Records from the head down to the beginning, each with the retired key that sealed
+            it and that needs such a word, or None.
+    """
+    standing: list[bool] = []
+    lacking: dict[bytes, int] = {}
+    for record, retired in reversed(walked):
+        if record.kind is Kind.KEY_CHANGE:
+            limits = KeyLimits()
+            limits.learn(record)
+            subject = record.subject[:8]
+            if subject in lacking and limits.covers_hash(subject, lacking[subject]):
+                del lacking[subject]
+        if retired is not None:
+            subject = hash8(retired)
+            lacking[subject] = max(lacking.get(subject, 0), record.link.seq)
+        standing.append(not lacking)
+    return standing[::-1]
