@@ -51,6 +51,46 @@ def squat(place: Place) -> None:
             )
 
 
+def test_a_head_row_of_an_epoch_that_was_never_given_out_is_reported(place: Place) -> None:
+    paused(place)
+    assert [(r.ok, r.notes) for r in place.open().verify("t")] == [(True, ())]
+    raise_the_gate(place)
+    (report,) = place.open().verify("t", deep=True)
+    assert [p.code for p in report.problems] == ["ROLLBACK"]
+    assert "epoch" in report.problems[0].text
+    assert report.last_good == report.seq
+
+
+def test_a_head_row_that_names_no_record_is_noted_and_stops_nothing(place: Place) -> None:
+    paused(place)
+    place.backend.execute("UPDATE surefoot_thread SET head_digest = ?", bytes(32))
+    (report,) = place.open().verify("t")
+    assert report.ok
+    assert len(report.notes) == 1
+    assert place.graph("K", place.open()).invoke(None, at("t"))["done"] == whole("K")
+    assert [(r.ok, r.notes) for r in place.open().verify("t")] == [(True, ())]
+
+
+def test_nothing_is_reported_while_a_worker_of_a_later_epoch_writes(place: Place) -> None:
+    """The mark that the verification began with is older than the head row it then reads."""
+    paused(place)
+    saver = place.open()
+    read = saver.core.ports.store.read_newest
+    ran: list[str] = []
+
+    def late(*where: Any, **how: Any) -> Any:
+        if not ran:
+            ran.append("went on")
+            working = place.open()
+            place.graph("K", working, stop=3).invoke(None, at("t"))
+            working.close()
+        return read(*where, **how)
+
+    saver.core.ports.store.read_newest = late  # type: ignore[method-assign]
+    assert [(r.ok, r.problems, r.notes) for r in saver.verify("t")] == [(True, (), ())]
+    assert ran
+
+
 @pytest.mark.parametrize("damage", [raise_the_gate, squat])
 @pytest.mark.parametrize("choices", [{}, {"to_seq": 0}])
 def test_one_restore_is_enough(place: Place, damage: Any, choices: dict[str, Any]) -> None:

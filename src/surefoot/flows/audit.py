@@ -75,6 +75,7 @@ class ThreadReport:
         beside: Verified records that are stored beside the chain: left by crashed workers.
         unloadable: Values that verify, but that this process cannot build (``deep`` only).
         problems: Everything that does not verify.
+        notes: What is odd and stops nothing, in sentences for people.
         last_good: Number of the last record from which everything below verifies; only looked
             for when there are problems.
     """
@@ -88,6 +89,7 @@ class ThreadReport:
     unloadable: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     last_good: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -185,6 +187,7 @@ def _walked(
             progress(thread, done)
     _load_all(loader, waiting, unloadable)
     progress(thread, done)
+    _check_gate(ports, chain)
     return ThreadReport(
         thread,
         state,
@@ -193,7 +196,40 @@ def _walked(
         values=values,
         beside=chain.beyond() - len(chain.tail()),
         unloadable=tuple(sorted(unloadable)),
+        notes=_notes(chain),
     )
+
+
+def _check_gate(ports: Ports, chain: Chain) -> None:
+    """Refuses a head row under whose epoch every write would be taken for a stale worker's.
+
+    B is asked after the row was read, so whoever wrote it honestly has had its epoch from B.
+
+    Raises:
+        RollbackDetected: B has never given out the head row's epoch.
+    """
+    head = chain.row.head
+    mark = ports.marks.read(chain.identity.tenant, chain.identity.thread)
+    if mark is not None and head.epoch > mark.epoch:
+        raise RollbackDetected(
+            thread=chain.identity.thread,
+            witnessed_seq=mark.seq,
+            stored_seq=head.seq,
+            reason=(
+                f"the head row has the epoch {head.epoch}, the high-water store has given out "
+                f"{mark.epoch}; nothing can be stored until an ordered restore, which takes "
+                "the head row over, or a deletion"
+            ),
+        )
+
+
+def _notes(chain: Chain) -> tuple[str, ...]:
+    """A head row that names no stored record: it has been edited, and the next write mends it."""
+    head = chain.row.head
+    link = Link(head.seq, head.digest)
+    if link == chain.head or chain.holds(link):
+        return ()
+    return (f"the head row names record {head.seq} with a digest that no stored record has",)
 
 
 def _check_small(thread: str, record: RecordHead) -> None:

@@ -128,9 +128,13 @@ class Chain:
         """A verified record has the head's seq and digest (or nothing is published)."""
         if self.head.seq == 0:
             return True
-        self._page_to(self.head.seq)
-        found = self._by_digest.get(self.head.digest)
-        return found is not None and found.link.seq == self.head.seq
+        return self.holds(self.head)
+
+    def holds(self, at: Link) -> bool:
+        """A verified record has this seq and digest, on the chain or not."""
+        self._page_to(at.seq)
+        found = self._by_digest.get(at.digest)
+        return found is not None and found.link.seq == at.seq
 
     def has_sibling(self) -> bool:
         """A verified record has the head's seq, whatever its digest."""
