@@ -158,6 +158,31 @@ def test_an_aborted_thread_whose_mark_was_lost_is_adopted_frozen(
         place.graph("K", place.open(**elsewhere)).invoke(None, at("t"))
 
 
+@pytest.mark.parametrize("collected", [False, True])
+def test_nothing_below_a_published_prune_is_gone_back_to(place: Place, collected: bool) -> None:
+    paused(place)
+    ports = place.saver.core.ports
+    below = place.saver.propose("t", "restore", reason="x").to_seq
+    assert below
+    target = place.saver.propose("t", "restore", reason="x", to_seq=below - 1)
+    pruning = place.open()
+    if not collected:
+        pruning.core.ports.store.collect = lambda key, kept: True  # type: ignore[method-assign]
+    frames = len(place.backend.execute("SELECT 1 FROM surefoot_frame"))
+    pruning.prune(["t"])
+    pruning.close()
+    left = len(place.backend.execute("SELECT 1 FROM surefoot_frame"))
+    assert (left <= frames) == collected
+    mark = ports.marks.read(ports.tenant, "t")
+    with pytest.raises(Misuse, match="below the prune"):
+        place.open().propose("t", "restore", reason="x", to_seq=below - 1)
+    anyway = target.model_copy(update={"head_seq": mark.seq, "head_digest": mark.digest.hex()})
+    with pytest.raises(DecisionRefused, match="below the prune"):
+        place.open().resolve(place.operator.sign(anyway))
+    place.decide("t", "restore", place.open())
+    assert place.graph("K", place.open()).invoke(None, at("t"))["done"] == whole("K")
+
+
 @pytest.mark.parametrize("action", ["restore", "abort"])
 def test_an_order_about_a_deleted_thread_begins_no_new_life(place: Place, action: str) -> None:
     paused(place)

@@ -41,7 +41,15 @@ from surefoot.rules.bodies import (
 from surefoot.rules.chain import decide_standing
 from surefoot.rules.envelope import Identity, Kind, Link, RecordHead
 
-__all__ = ["Problem", "ThreadReport", "last_good", "lenient", "verify_all", "verify_thread"]
+__all__ = [
+    "Problem",
+    "ThreadReport",
+    "last_good",
+    "lenient",
+    "pruned_above",
+    "verify_all",
+    "verify_thread",
+]
 
 _BATCH = 64
 
@@ -319,6 +327,23 @@ def last_good(
         chain.head = record.link
         if walks.reach_the_beginning() and contents.are_whole():
             return record.link
+    return None
+
+
+def pruned_above(chain: Chain, seq: int) -> int | None:
+    """Number of the prune on the chain below which a record lies; None when it lies below none.
+
+    A prune that was published counts whether it has collected or not. A chain that cannot be walked
+    that far tells nothing.
+    """
+    try:
+        for record in chain.walk(tail=False, bodies=False):
+            if record.link.seq <= seq:
+                return None
+            if record.kind is Kind.PRUNE:
+                return record.link.seq
+    except (TamperDetected, KeyMissing):
+        return None
     return None
 
 

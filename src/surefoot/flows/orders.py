@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -26,7 +26,7 @@ from surefoot.errors import (
 )
 from surefoot.flows import journal
 from surefoot.flows.acquire import begin, checkpoint_of, corrupt, effect_of, give_back, held, scan
-from surefoot.flows.audit import last_good, lenient
+from surefoot.flows.audit import last_good, lenient, pruned_above
 from surefoot.flows.chain import Chain
 from surefoot.flows.load import loader_for
 from surefoot.flows.maintain import collect_beside
@@ -158,6 +158,11 @@ def _restorable(
 ) -> dict[str, Any]:
     wanted = choices.get("to_seq")
     to = Link(0, GENESIS)
+    if wanted:
+        trusted = choices.get("trusted_keys") or ()
+        below = _below_a_prune(ports, thread, mark, wanted, trusted)
+        if below:
+            raise Misuse(field="to_seq", reason=below)
     if wanted != 0:
         found = last_good(
             ports,
@@ -178,6 +183,20 @@ def _restorable(
             )
         to = found
     return {"to_seq": to.seq, "to_digest": to.digest.hex(), "horizon": mark.step}
+
+
+def _below_a_prune(
+    ports: Ports, thread: str, mark: Mark, seq: int, trusted: Collection[str]
+) -> str:
+    """What to say about a record that a published prune has put beyond reach; empty otherwise."""
+    chain = lenient(ports, thread, mark.incarnation, Link(mark.seq, mark.digest), trusted)
+    pruned = None if chain is None or not seq else pruned_above(chain, seq)
+    if pruned is None:
+        return ""
+    return (
+        f"record {seq} lies below the prune of record {pruned}, which was published; nothing below "
+        f"a prune can be gone back to, {pruned} and what follows can"
+    )
 
 
 def _adoptable(
@@ -279,24 +298,24 @@ def _require_alive(ports: Ports, signed: SignedDecision) -> None:
     """Refuses an order about a deleted thread before its lease is taken: that begins a new life."""
     decision = signed.decision
     mark = ports.marks.read(ports.tenant, decision.thread)
-    if mark is not None and mark.state == "tombstone" and decision.action != "adopt":
-        raise DecisionRefused(
-            thread=decision.thread,
-            action=decision.action,
-            nonce=decision.nonce,
-            reason=f"the thread {_DELETED}",
-        )
+    gone = mark is not None and mark.state == "tombstone" and decision.action != "adopt"
+    _refuse_if(signed, f"the thread {_DELETED}" if gone else "")
 
 
 def _require(signed: SignedDecision, facts: DecisionFacts, *more: str) -> None:
     """Refuses a decision that does not hold, with every reason."""
     against = [*decide_decision(signed.decision, facts), *(m for m in more if m)]
-    if against:
+    _refuse_if(signed, "; ".join(against))
+
+
+def _refuse_if(signed: SignedDecision, reason: str) -> None:
+    """Refuses a decision when there is a reason to."""
+    if reason:
         raise DecisionRefused(
             thread=signed.decision.thread,
             action=signed.decision.action,
             nonce=signed.decision.nonce,
-            reason="; ".join(against),
+            reason=reason,
         )
 
 
@@ -386,6 +405,7 @@ def _restore(ports: Ports, serde: Serializer, signed: SignedDecision) -> Done:
             f"its horizon is below the lost head's step {mark.step}" if horizon < mark.step else "",
         )
         trusted = decision.trusted_keys or ()
+        _refuse_if(signed, _below_a_prune(ports, decision.thread, mark, to.seq, trusted))
         chain = lenient(ports, decision.thread, mark.incarnation, to, trusted)
         if chain is not None and not to.seq and chain.row.incarnation < mark.incarnation:
             # Rows of an earlier life, whose tombstone is published: nothing of them is kept (P6).
