@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.orders.conftest import Place, at, whole
+from tests.orders.conftest import Place, Snapshot, at, whole
 
 from surefoot.errors import DecisionRefused, Fenced, Misuse, ResumeRefused, RollbackDetected
 from surefoot.rules.publish import GateFacts, Then, decide_gate
@@ -195,3 +195,41 @@ def test_an_order_about_a_deleted_thread_begins_no_new_life(place: Place, action
     with pytest.raises(DecisionRefused, match="deleted"):
         place.open().resolve(place.operator.sign(early))
     assert ports.marks.read(ports.tenant, "t") == before
+
+
+def test_what_an_order_gave_up_is_not_proposed_when_it_is_put_back(place: Place) -> None:
+    paused(place)
+    place.graph("K", place.open()).invoke(None, at("t"))
+    given_up = Snapshot(place.backend)
+    stored = place.saver.propose("t", "restore", reason="x").to_seq
+    assert stored
+    target = stored - 4
+    place.decide("t", "restore", place.open(), to_seq=target)
+    ((key,),) = place.backend.execute("SELECT key FROM surefoot_thread")
+    known = set(place.backend.execute("SELECT last_seq, epoch FROM surefoot_frame"))
+    put_back = [r for r in given_up.rows["surefoot_frame"] if (r[1], r[2]) not in known]
+    assert put_back
+    for row in put_back:
+        marks = ", ".join("?" * len(row))
+        place.backend.execute(f"INSERT INTO surefoot_frame VALUES ({marks})", *row)
+    assert [r.ok for r in place.open().verify("t")] == [True]
+    untouched = place.open().propose("t", "restore", reason="x")
+    ports = place.saver.core.ports
+    assert untouched.to_seq == ports.marks.read(ports.tenant, "t").seq
+    ((seq, epoch, body),) = place.backend.execute(
+        "SELECT last_seq, epoch, body FROM surefoot_frame"
+        " WHERE thread_key = ? ORDER BY epoch DESC, last_seq DESC LIMIT 1",
+        key,
+    )
+    place.backend.execute(
+        "UPDATE surefoot_frame SET body = ? WHERE last_seq = ? AND epoch = ?",
+        bytes(body[:-1]) + bytes([body[-1] ^ 1]),
+        seq,
+        epoch,
+    )
+    (report,) = place.open().verify("t")
+    assert not report.ok
+    assert report.last_good is None or report.last_good <= target
+    with pytest.raises(Misuse, match="given it up"):
+        place.open().propose("t", "restore", reason="x")
+    assert place.open().propose("t", "restore", reason="x", to_seq=target).to_seq == target

@@ -22,7 +22,7 @@ from surefoot.errors import (
     TamperDetected,
 )
 from surefoot.flows.acquire import checkpoint_of, corrupt, prune_of, restore_of
-from surefoot.flows.chain import Chain
+from surefoot.flows.chain import Chain, verify_rows
 from surefoot.flows.find import values_of
 from surefoot.flows.load import loader_for
 from surefoot.flows.values import ZERO_RUNNING, Loader, running_digest
@@ -38,7 +38,7 @@ from surefoot.rules.bodies import (
     ValueRef,
     unpack_stored,
 )
-from surefoot.rules.chain import decide_standing
+from surefoot.rules.chain import decide_given_up, decide_standing
 from surefoot.rules.envelope import Identity, Kind, Link, RecordHead
 
 __all__ = [
@@ -302,8 +302,13 @@ def last_good(
     *,
     below: int | None,
     vouched: Collection[str] = (),
+    at: int | None = None,
+    even_given_up: bool = False,
 ) -> Link | None:
     """The last record from which everything verifies down to the beginning.
+
+    What an earlier ordered restore has given up comes last, and only if it is asked for: whoever
+    can write the database can put it back beside the chain.
 
     The values of the latest root checkpoint, and of everything above it, have to be there and
     match as well, or nothing could go on from it.
@@ -315,19 +320,56 @@ def last_good(
         incarnation: Life that the records are sealed for.
         below: No record above this seq; None means any.
         vouched: Retired keys whose seals count without a ``K`` record.
+        at: Only a record with this seq; None means any.
+        even_given_up: Also what an ordered restore has given up, or may have.
     """
     chain = lenient(ports, thread, incarnation, Link(0, bytes(32)), vouched)
     if chain is None:
         return None
     walks = _Walks(ports, chain, vouched)
     contents = _Contents(ports, serde, chain)
-    for record in chain.everything():
-        if below is not None and record.link.seq > below:
+    stored = chain.everything()
+    restores = _standing_restores(ports, chain, stored, walks)
+    kept = [r for r in stored if not decide_given_up(r, restores)]
+    rest = [r for r in stored if decide_given_up(r, restores)] if even_given_up else []
+    for record in (*kept, *rest):
+        if (below is not None and record.link.seq > below) or at not in (None, record.link.seq):
             continue
         chain.head = record.link
         if walks.reach_the_beginning() and contents.are_whole():
             return record.link
     return None
+
+
+def _standing_restores(
+    ports: Ports, chain: Chain, stored: Sequence[RecordHead], walks: _Walks
+) -> Sequence[tuple[int, int]]:
+    """Epoch and target of each ordered restore that may have been published.
+
+    One that was not is missing from the chain of a later epoch. Of one whose body is damaged, only
+    the sealed head tells that it was there, so its target counts as the beginning.
+    """
+    heads = ports.store.read_heads(chain.row.key, from_seq=1)
+    frames = verify_rows(ports, chain.identity, heads, broken=[])
+    found = [r for f in frames for r in f.records if r.kind is Kind.RESTORE]
+    if not found:
+        return ()
+    newest_epoch, on_chain = 0, set[bytes]()
+    for record in sorted(stored, key=lambda r: (r.epoch, r.link.seq), reverse=True):
+        chain.head = record.link
+        if walks.reach_the_beginning():
+            newest_epoch = record.epoch
+            walked = chain.walk(tail=False, bodies=False)
+            on_chain = {r.link.digest for r in walked if r.kind is Kind.RESTORE}
+            break
+    bodies = {r.link.digest: r for r in stored if r.kind is Kind.RESTORE and r.body is not None}
+    standing = []
+    for record in found:
+        if record.epoch >= newest_epoch or record.link.digest in on_chain:
+            full = bodies.get(record.link.digest)
+            to = 0 if full is None else restore_of(chain.identity.thread, full).to_seq
+            standing.append((record.epoch, to))
+    return standing
 
 
 def pruned_above(chain: Chain, seq: int) -> int | None:

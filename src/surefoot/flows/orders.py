@@ -164,25 +164,54 @@ def _restorable(
         if below:
             raise Misuse(field="to_seq", reason=below)
     if wanted != 0:
-        found = last_good(
+        to = _chosen(ports, serde, thread, mark.incarnation, mark.seq, choices)
+    return {"to_seq": to.seq, "to_digest": to.digest.hex(), "horizon": mark.step}
+
+
+def _chosen(
+    ports: Ports,
+    serde: Serializer,
+    thread: str,
+    incarnation: int,
+    below: int | None,
+    choices: Mapping[str, Any],
+) -> Link:
+    """The record that was named, or the last good one that no order has given up.
+
+    Raises:
+        Misuse: There is none, or the named one does not verify.
+    """
+    wanted = choices.get("to_seq")
+    vouched = choices.get("trusted_keys") or ()
+
+    def good(below: int | None, *, at: int | None = None, even: bool = False) -> Link | None:
+        return last_good(
             ports,
             serde,
             thread,
-            mark.incarnation,
-            below=wanted or mark.seq,
-            vouched=choices.get("trusted_keys") or (),
+            incarnation,
+            below=below,
+            vouched=vouched,
+            at=at,
+            even_given_up=even,
         )
-        if found is None or (wanted is not None and found.seq != wanted):
-            raise Misuse(
-                field="to_seq",
-                reason=(
-                    "nothing that is stored verifies down to the beginning; to_seq=0 starts anew"
-                    if found is None
-                    else f"record {wanted} does not verify; the last one below is {found.seq}"
-                ),
-            )
-        to = found
-    return {"to_seq": to.seq, "to_digest": to.digest.hex(), "horizon": mark.step}
+
+    found = good(wanted or below, at=wanted, even=wanted is not None)
+    if found is not None:
+        return found
+    other = good(wanted or below, even=True)
+    if other is None and below is None:
+        raise Misuse(field="thread", reason=f"nothing of {thread!r} verifies")
+    if other is None:
+        reason = "nothing that is stored verifies down to the beginning; to_seq=0 starts anew"
+    elif wanted is not None:
+        reason = f"record {wanted} does not verify; the last one below is {other.seq}"
+    else:
+        reason = (
+            f"record {other.seq} is the last one that verifies, but an ordered restore has given "
+            f"it up, or may have; name it (to_seq={other.seq}) if it is the one to go back to"
+        )
+    raise Misuse(field="to_seq", reason=reason)
 
 
 def _below_a_prune(
@@ -207,9 +236,9 @@ def _adoptable(
         what = "has a mark" if mark is not None else "is not stored"
         raise Misuse(field="thread", reason=f"{thread!r} {what}; there is nothing to adopt")
     trusted = choices.get("trusted_keys") or ()
-    head = last_good(ports, serde, thread, row.incarnation, below=None, vouched=trusted)
-    chain = None if head is None else lenient(ports, thread, row.incarnation, head, trusted)
-    if head is None or chain is None:
+    head = _chosen(ports, serde, thread, row.incarnation, None, choices)
+    chain = lenient(ports, thread, row.incarnation, head, trusted)
+    if chain is None:
         raise Misuse(field="thread", reason=f"nothing of {thread!r} verifies")
     return {
         "incarnation": row.incarnation,
@@ -498,13 +527,7 @@ def _adopt(ports: Ports, serde: Serializer, signed: SignedDecision) -> Done:
         # below the record that says that intents were lost.
         with session.lock:
             journal.append(ports, session, [order, *records, _consuming(signed)])
-        mark = _admitted(ports, session, lease, step)
-        if frozen:
-            session.mark, session.step = session.head, step
-            with session.lock:
-                journal.publish(ports, _at(session, mark), free=True, clean=True, state="frozen")
-        else:
-            give_back(ports, _at(session, mark), mark)
+        _mark_anew(ports, session, lease, step, frozen=frozen)
     except RollbackDetected:
         raise DecisionRefused(
             thread=thread,
@@ -527,6 +550,18 @@ def _adopt(ports: Ports, serde: Serializer, signed: SignedDecision) -> Done:
             "run again"
         ),
     )
+
+
+def _mark_anew(ports: Ports, session: Session, lease: Lease, step: int, *, frozen: bool) -> None:
+    """Makes the mark of an adopted thread and gives it back, frozen if it was so."""
+    mark = _admitted(ports, session, lease, step)
+    _at(session, mark)
+    if not frozen:
+        give_back(ports, session, mark)
+        return
+    session.mark, session.step = session.head, step
+    with session.lock:
+        journal.publish(ports, session, free=True, clean=True, state="frozen")
 
 
 def _admitted(ports: Ports, session: Session, lease: Lease, step: int) -> Mark:

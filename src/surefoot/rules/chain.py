@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from surefoot.rules.envelope import Frame, Kind, Link, RecordHead, hash8
 
-__all__ = ["ADOPTED_KINDS", "KeyLimits", "decide_standing", "decide_tail"]
+__all__ = ["ADOPTED_KINDS", "KeyLimits", "decide_given_up", "decide_standing", "decide_tail"]
 
 #: Kinds that may be adopted although they were never published; a checkpoint never is.
 ADOPTED_KINDS = frozenset({Kind.WRITES, Kind.EFFECT})
@@ -95,3 +95,14 @@ def decide_standing(
             lacking[subject] = max(lacking.get(subject, 0), record.link.seq)
         standing.append(not lacking)
     return standing[::-1]
+
+
+def decide_given_up(record: RecordHead, restores: Iterable[tuple[int, int]]) -> bool:
+    """Decides whether an ordered restore has given a record up.
+
+    Args:
+        record: A verified record.
+        restores: Epoch and target's seq of each restore that may have been published. Its epoch is
+            above those of all that it gave up, and below none that was written later.
+    """
+    return any(record.epoch < epoch and record.link.seq > to for epoch, to in restores)
