@@ -100,8 +100,7 @@ RESUME = (
     Mutant(
         "R4-head-accepted-by-its-number",
         "flows/chain.py",
-        "        found = self._by_digest.get(self.head.digest)\n"
-        "        return found is not None and found.link.seq == self.head.seq\n",
+        "        return self.holds(self.head)\n",
         "        return self.has_sibling()\n",
         "a sibling of a fenced worker stands in for the record that was published",
         (f"{_HARDENING}test_another_record_at_the_published_height_is_a_fork[sqlite-True]",),
@@ -303,7 +302,9 @@ RESUME = (
     Mutant(
         "R13-abort-does-not-freeze",
         "flows/orders.py",
+        "        journal.append(ports, session, [_consuming(signed)])\n"
         '        journal.publish(ports, session, free=True, clean=True, state="frozen")',
+        "        journal.append(ports, session, [_consuming(signed)])\n"
         "        journal.publish(ports, session, free=True, clean=True)",
         "the decision is recorded, and the run goes on all the same",
         (f"{_ADOPT}test_an_aborted_thread_can_be_looked_at_and_not_resumed[sqlite]",),

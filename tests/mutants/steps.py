@@ -157,9 +157,9 @@ STEPS = (
     ),
     Mutant(
         "P2-early-writes-not-looked-for",
-        "flows/find.py",
-        "    if not floor:\n        return []\n",
-        "    if floor >= 0:\n        return []\n",
+        "flows/chain.py",
+        "        if not floor:\n            return []\n",
+        "        if floor >= 0:\n            return []\n",
         "writes that came before their checkpoint are lost to whoever loads it",
         (
             "tests/saver/test_contract.py::test_early_writes_of_several_checkpoints_far_apart[sqlite]",
@@ -169,8 +169,8 @@ STEPS = (
     Mutant(
         "P3-parent-not-required",
         "rules/publish.py",
-        "        facts.first_write\n        and facts.parent_stored\n",
-        "        facts.first_write\n",
+        "    if not (facts.first_write and facts.parent_stored):\n",
+        "    if not facts.first_write:\n",
         "a record is stored behind one that a failover has lost, and hides the loss",
         (
             "tests/rules/test_publish.py::test_the_gate_case_by_case",
@@ -180,7 +180,7 @@ STEPS = (
     Mutant(
         "P3-parent-not-looked-up",
         "flows/journal.py",
-        "    parent_stored = session.wrote or _parent_stored(ports, session)",
+        "    parent_stored = session.wrote or _parent_stored(ports, session, order)",
         "    parent_stored = True",
         "the rule is asked, and told what it wants to hear",
         (f"{_HARDENING}test_nothing_is_stored_behind_a_record_that_a_failover_lost[sqlite-True]",),
@@ -188,20 +188,16 @@ STEPS = (
     Mutant(
         "P3-re-base-at-any-write",
         "rules/publish.py",
-        "        facts.first_write\n        and facts.parent_stored\n",
-        "        facts.parent_stored\n",
+        "    if not (facts.first_write and facts.parent_stored):\n",
+        "    if not facts.parent_stored:\n",
         "a head row that is put back under a running worker is taken for an orphan",
         ("tests/rules/test_publish.py::test_the_gate_case_by_case",),
     ),
     Mutant(
         "P3-stored-behind-a-later-epoch",
         "flows/journal.py",
-        """        if expected is not None and expected.epoch > session.epoch:
-            # We loaded after a later worker had written. Behind its head row our record would
-            # look to it like an edited database, so the gate must not let it in.
-            raise _not_after(ports, session, request)
-""",
-        "",
+        "            and expected.epoch > session.epoch\n",
+        "            and False\n",
         "a stale worker that loads late writes behind its successor, which then alarms",
         (f"{_HARDENING}test_a_worker_that_loads_after_its_fence_stays_outside[sqlite]",),
     ),
@@ -234,7 +230,7 @@ STEPS = (
     Mutant(
         "P4-publish-before-commit",
         "flows/journal.py",
-        "        session.key = _store(ports, session, request)\n",
+        "        session.key = _store(ports, session, request, _order_of(session, records))\n",
         """        ports.marks.publish(
             identity.tenant,
             identity.thread,
@@ -250,7 +246,7 @@ STEPS = (
             ),
         )
         session.mark = frame.links[-1]
-        session.key = _store(ports, session, request)
+        session.key = _store(ports, session, request, _order_of(session, records))
 """,
         "a crash between the two leaves a mark of a record that never was: no way back",
         (f"{_ORDER}test_what_is_published_is_stored[sqlite-K-sync]",),

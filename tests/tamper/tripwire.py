@@ -148,10 +148,10 @@ class _Wrapped:
     ) -> None:
         self._work, self._before, self._after = work, before, after
 
-    def _call(self, data: bytes) -> bytes:
+    def _call(self, data: bytes, **settings: Any) -> bytes:
         if self._before is not None:
             self._before(data)
-        result = self._work(data)
+        result = self._work(data, **settings)
         return result if self._after is None else self._after(result)
 
     compress = decompress = _call
