@@ -51,6 +51,7 @@ def verify(
     checked, records, values = 0, 0, 0
     broken: list[Any] = []
     unloadable: set[str] = set()
+    notes: dict[str, list[str]] = {}
     with opened(
         conn,
         highwater=highwater,
@@ -74,6 +75,8 @@ def verify(
                 records += sum(report.records.values())
                 values += report.values
                 unloadable.update(report.unloadable)
+                if report.notes:
+                    notes[report.thread] = list(report.notes)
                 if not report.ok:
                     broken.append(report)
                 tell(checked, max(total, checked))
@@ -86,6 +89,7 @@ def verify(
         "values": values,
         "deep": deep,
         "unloadable_types": sorted(unloadable),
+        "notes": notes,
         "degraded": degraded,
         "broken": [asdict(report) for report in broken],
     }
@@ -117,6 +121,8 @@ def _explain(document: dict[str, Any], broken: list[Any]) -> None:
                 f"  last record that verifies down to the beginning: {report.last_good}; "
                 "`surefoot restore` goes back to it"
             )
+    for thread, said in document["notes"].items():
+        typer.echo(f"\nthread {thread!r} verifies, but: {'; '.join(said)}")
     if document["unloadable_types"]:
         names = ", ".join(document["unloadable_types"])
         typer.echo(f"\nverified, but not loadable here: {names} (see allowed_types=)")

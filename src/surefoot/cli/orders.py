@@ -45,7 +45,7 @@ Key = Annotated[
 Reason = Annotated[str, typer.Option(help="Why; it is kept in the journal.")]
 ToSeq = Annotated[
     int | None,
-    typer.Option("--to", help="restore: record to go back to. Default: the last good one."),
+    typer.Option("--to", help="restore, adopt: the record to take. Default: the last good one."),
 ]
 Horizon = Annotated[
     int | None,
@@ -287,6 +287,7 @@ def adopt(
     signing_key: Key,
     reason: Reason,
     every: Every = False,
+    to: ToSeq = None,
     horizon: Horizon = None,
     trust_key: TrustKey = None,
     yes: Yes = False,
@@ -302,7 +303,7 @@ def adopt(
     thread that the database holds and the high-water store has never seen; those for which it
     cannot be done are listed and stop none of the others.
     """
-    choices = {"horizon": horizon, "trusted_keys": trust_key or None}
+    choices = {"to_seq": to, "horizon": horizon, "trusted_keys": trust_key or None}
     with opened(
         conn,
         highwater=highwater,
