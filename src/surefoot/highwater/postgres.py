@@ -243,7 +243,10 @@ class PostgresHighWater(SqlHighWater):
         with self._connections.lend() as conn:
             try:
                 with conn.cursor(binary=True, row_factory=tuple_row) as cursor:
-                    cursor.execute(self._encoded(name), values)
+                    # Never prepared: psycopg numbers its statements by connection, and a pooler
+                    # that shares sessions between transactions would let one client execute what
+                    # another one prepared under the same number.
+                    cursor.execute(self._encoded(name), values, prepare=False)
                     return list(cursor.fetchall())
             except psycopg.Error as exc:
                 if conn.pgconn.status == ConnStatus.OK and exc.sqlstate not in {
