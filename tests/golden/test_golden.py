@@ -293,7 +293,7 @@ def test_intents_of_open_effects(saver: SurefootSaver) -> None:
     }
 
 
-def test_every_thread_goes_on(saver: SurefootSaver) -> None:
+def test_case_50_every_thread_of_an_earlier_release_goes_on(saver: SurefootSaver) -> None:
     """Reading is half of it: this release also writes behind what an older one wrote."""
     for thread in ("values", "effects", "pruned", "deleted", "reborn", "copied"):
         before = saver.get_tuple(at(thread))
