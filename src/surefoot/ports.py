@@ -302,6 +302,7 @@ class Admission:
         epoch: Higher than every epoch that a stored record carries; a fence never restarts.
         step: Highest step of a stored root checkpoint.
         lease: Who carries out the order, and for how long.
+        state: ``live``, or ``frozen`` for a thread that an earlier order had aborted.
     """
 
     incarnation: int
@@ -310,6 +311,7 @@ class Admission:
     epoch: int
     step: int
     lease: Lease
+    state: str = "live"
 
 
 @dataclass(frozen=True, slots=True)

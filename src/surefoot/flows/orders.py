@@ -554,7 +554,7 @@ def _adopt(ports: Ports, serde: Serializer, signed: SignedDecision) -> Done:
 
 def _mark_anew(ports: Ports, session: Session, lease: Lease, step: int, *, frozen: bool) -> None:
     """Makes the mark of an adopted thread and gives it back, frozen if it was so."""
-    mark = _admitted(ports, session, lease, step)
+    mark = _admitted(ports, session, lease, step, state="frozen" if frozen else "live")
     _at(session, mark)
     if not frozen:
         give_back(ports, session, mark)
@@ -564,7 +564,7 @@ def _mark_anew(ports: Ports, session: Session, lease: Lease, step: int, *, froze
         journal.publish(ports, session, free=True, clean=True, state="frozen")
 
 
-def _admitted(ports: Ports, session: Session, lease: Lease, step: int) -> Mark:
+def _admitted(ports: Ports, session: Session, lease: Lease, step: int, *, state: str) -> Mark:
     identity = session.identity
     admission = Admission(
         incarnation=identity.incarnation,
@@ -573,6 +573,7 @@ def _admitted(ports: Ports, session: Session, lease: Lease, step: int) -> Mark:
         epoch=session.epoch + _EPOCH_GAP,
         step=step,
         lease=lease,
+        state=state,
     )
     try:
         mark = ports.marks.admit(identity.tenant, identity.thread, admission)

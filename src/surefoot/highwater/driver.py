@@ -137,6 +137,8 @@ def _check_admission(admission: Admission) -> None:
     _check_range("Admission.step", admission.step, -_NUMBER_MAX)
     if len(admission.digest) != _DIGEST_BYTES:
         raise Misuse(field="Admission.digest", reason="must have 32 bytes")
+    if admission.state not in {"live", "frozen"}:
+        raise Misuse(field="Admission.state", reason="must be live or frozen")
 
 
 def _check_publish(publish: Publish) -> None:
@@ -264,6 +266,7 @@ class SqlHighWater(ABC):
             "step": admission.step,
             "owner": encode_text(admission.lease.owner),
             "ttl_ms": admission.lease.ttl_ms,
+            "state": admission.state,
         }
         return self._run("admit", params, lambda rows: _at_most_one(rows, thread), thread=thread)
 

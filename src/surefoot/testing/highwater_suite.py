@@ -343,6 +343,9 @@ class HighWaterConformance:
         _expect(store.create(tenant, "t", LONG), None, "a create after an admission")
         _expect(_still(store.read(tenant, "t")), wanted, "the mark after a second admission")
         _yes(store.publish(tenant, "t", _next(mark)), "publish on an admitted mark")
+        frozen = _got(store.admit(tenant, "ice", replace(order, state="frozen")), "admit frozen")
+        _expect(frozen.state, "frozen", "state of a mark that is admitted frozen")
+        _expect(store.acquire(tenant, "ice", LONG, over_epoch=12), None, "acquire of a frozen mark")
         store.create(tenant, "other", LONG)
         before = _still(store.read(tenant, "other"))
         _expect(store.admit(tenant, "other", order), None, "an admission over a mark that is there")
@@ -357,6 +360,7 @@ class HighWaterConformance:
             replace(order, epoch=0),
             replace(order, digest=b"short"),
             replace(order, lease=Lease("w", 0)),
+            replace(order, state="tombstone"),
         ]
         for admission in wrong:
             try:

@@ -145,7 +145,7 @@ INSERT INTO {schema}surefoot_marks (tenant, thread, incarnation, seq, digest, ep
   lease_until_ms, step, state, clean, tainted, resumes, intents)
 SELECT %(tenant)s, %(thread)s, %(incarnation)s, %(seq)s, %(digest)s, %(epoch)s, %(owner)s,
   (extract(epoch FROM clock_timestamp()) * 1000)::bigint + %(ttl_ms)s,
-  %(step)s, 'live', false, true, 0, ''::bytea
+  %(step)s, %(state)s, false, true, 0, ''::bytea
 FROM session
 WHERE session.waits <> '' AND session.commits IN ('on', 'remote_apply')
 ON CONFLICT (tenant_key, thread_key) DO NOTHING

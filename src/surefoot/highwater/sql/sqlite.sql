@@ -111,7 +111,7 @@ INSERT INTO surefoot_marks (tenant, thread, incarnation, seq, digest, epoch, own
   step, state, clean, tainted, resumes, intents)
 VALUES (:tenant, :thread, :incarnation, :seq, :digest, :epoch, :owner,
   CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) + :ttl_ms,
-  :step, 'live', 0, 1, 0, x'')
+  :step, :state, 0, 1, 0, x'')
 ON CONFLICT (tenant, thread) DO NOTHING
 RETURNING incarnation, seq, digest, epoch, owner,
   lease_until_ms - CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) AS lease_left_ms,
