@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from surefoot.errors import Fenced, Misuse, SaveFailed, SurefootError
+from surefoot.errors import Fenced, Misuse, Refused, SaveFailed, SurefootError
 from surefoot.ports import HeadRow, Serializer
 from surefoot.rules.bodies import Batch, CheckpointBody, EffectBody, Row, Typed
 from surefoot.rules.envelope import Identity, Link
@@ -298,6 +298,7 @@ class Session:
 
         Raises:
             Fenced: Another worker has the thread, or it was given back.
+            Refused: An earlier save was refused.
             SaveFailed: An earlier save failed.
         """
         error = self._latch
@@ -310,8 +311,8 @@ class Session:
                     reason="this run has given the thread back",
                 )
             return
-        if isinstance(error, (Fenced, Misuse)):
-            raise _again(error)
+        if isinstance(error, (Refused, Misuse)):
+            raise _again(error)  # running again would not help
         raise SaveFailed(
             thread=self.identity.thread, reason=f"{type(error).__name__} {error.code}"
         ) from error

@@ -186,12 +186,15 @@ def test_an_adopted_thread_keeps_its_life_and_its_fence(place: Place, tmp_path: 
     old = ports.marks.read(ports.tenant, "t")
     assert old is not None
     assert old.incarnation == 2
+    newest = "SELECT epoch FROM surefoot_frame ORDER BY last_seq DESC, epoch DESC LIMIT 1"
+    ((before,),) = place.backend.execute("SELECT max(epoch) FROM surefoot_frame")
     saver = place.open(**with_new_marks(place, tmp_path))
     place.decide("t", "adopt", saver)
     new = saver.core.ports.marks.read(saver.core.ports.tenant, "t")
     assert new is not None
     assert new.incarnation == 2
     assert new.epoch > old.epoch, "a fence never restarts"
+    assert place.backend.execute(newest)[0][0] > before, "the order's records count as older"
     assert place.graph("K", saver).invoke(None, at("t"))["done"] == whole("K")
 
 

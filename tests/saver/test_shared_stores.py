@@ -240,6 +240,11 @@ def _resolve(saver: SurefootSaver) -> object:
     return saver.resolve(_operator.sign(saver.propose("r", "abort", reason="for the test")))
 
 
+def _propose(saver: SurefootSaver) -> object:
+    saver.put(at("p-sync"), checkpoint("c1"), metadata(), {})
+    return saver.propose("p-sync", "abort", reason="for the test")
+
+
 async def _aresolve(saver: SurefootSaver) -> object:
     thread = f"r-{next(_numbers)}"
     await saver.aput(at(thread), checkpoint("c1"), metadata(), {})
@@ -264,7 +269,7 @@ METHODS: dict[str, Callable[[SurefootSaver], Any]] = {
     "delete_thread": lambda s: s.delete_thread("t"),
     "threads": lambda s: [*s.threads()],
     "verify": lambda s: [*s.verify()],
-    "propose": lambda s: s.propose("t", "abort", reason="for the test"),
+    "propose": _propose,
     "resolve": _resolve,
     "retire_key": lambda s: s.retire_key("t", "k-none"),
     "release": lambda s: s.release("t"),
