@@ -189,8 +189,7 @@ EFFECTS = (
     Mutant(
         "E6-restore-without-horizon",
         "flows/orders.py",
-        "        session.horizon = max(horizon, session.horizon or NO_HORIZON)\n"
-        "        session.head = head\n",
+        "        session.horizon = _widest(horizon, session)\n        session.head = head\n",
         "        session.horizon = NO_HORIZON\n        session.head = head\n",
         "what happened in the lost steps happens again",
         (

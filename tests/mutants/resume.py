@@ -69,7 +69,7 @@ RESUME = (
     Mutant(
         "R2-adoption-forgets-that-intents-were-lost",
         "flows/orders.py",
-        "        session.horizon = max(horizon, session.horizon or NO_HORIZON)\n"
+        "        session.horizon = _widest(horizon, session)\n"
         "        order = _restoring(head, session.horizon, lost=True)",
         "        session.horizon = NO_HORIZON\n"
         "        order = _restoring(head, session.horizon, lost=True)",

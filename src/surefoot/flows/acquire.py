@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 from surefoot.errors import (
     Busy,
@@ -31,6 +32,7 @@ from surefoot.session import NO_HORIZON, Known, Session
 __all__ = [
     "acquire",
     "begin",
+    "body_of",
     "checkpoint_of",
     "corrupt",
     "effect_of",
@@ -44,6 +46,7 @@ __all__ = [
     "seize",
 ]
 
+B = TypeVar("B")
 _POLL_MS = 10
 #: How often a lease is asked for whose answers get lost, each time without an effect.
 _TRIES = 5
@@ -355,10 +358,7 @@ def checkpoint_of(thread: str, record: RecordHead) -> CheckpointBody:
     Raises:
         TamperDetected: Its layout is not known to this release.
     """
-    try:
-        return CheckpointBody.unpack(record.schema, record.body or b"")
-    except BodyError as error:
-        raise corrupt(thread, record, error) from None
+    return body_of(thread, record, CheckpointBody.unpack)
 
 
 def prune_of(thread: str, record: RecordHead) -> PruneBody:
@@ -367,10 +367,7 @@ def prune_of(thread: str, record: RecordHead) -> PruneBody:
     Raises:
         TamperDetected: Its layout is not known to this release.
     """
-    try:
-        return PruneBody.unpack(record.schema, record.body or b"")
-    except BodyError as error:
-        raise corrupt(thread, record, error) from None
+    return body_of(thread, record, PruneBody.unpack)
 
 
 def restore_of(thread: str, record: RecordHead) -> RestoreBody:
@@ -379,10 +376,7 @@ def restore_of(thread: str, record: RecordHead) -> RestoreBody:
     Raises:
         TamperDetected: Its layout is not known to this release.
     """
-    try:
-        return RestoreBody.unpack(record.schema, record.body or b"")
-    except BodyError as error:
-        raise corrupt(thread, record, error) from None
+    return body_of(thread, record, RestoreBody.unpack)
 
 
 def effect_of(thread: str, record: RecordHead) -> EffectBody:
@@ -391,8 +385,17 @@ def effect_of(thread: str, record: RecordHead) -> EffectBody:
     Raises:
         TamperDetected: Its layout is not known to this release.
     """
+    return body_of(thread, record, EffectBody.unpack)
+
+
+def body_of(thread: str, record: RecordHead, unpack: Callable[[int, bytes], B]) -> B:
+    """Reads the body of a verified record.
+
+    Raises:
+        TamperDetected: Its layout is not known to this release.
+    """
     try:
-        return EffectBody.unpack(record.schema, record.body or b"")
+        return unpack(record.schema, record.body or b"")
     except BodyError as error:
         raise corrupt(thread, record, error) from None
 

@@ -21,7 +21,7 @@ from surefoot.errors import (
     SurefootError,
     TamperDetected,
 )
-from surefoot.flows.acquire import checkpoint_of, corrupt, prune_of, restore_of
+from surefoot.flows.acquire import body_of, checkpoint_of, prune_of, restore_of
 from surefoot.flows.chain import Chain, verify_rows
 from surefoot.flows.find import values_of
 from surefoot.flows.load import loader_for
@@ -29,7 +29,6 @@ from surefoot.flows.values import ZERO_RUNNING, Loader, running_digest
 from surefoot.flows.views import FIRST_PAGE_FRAMES, all_threads, viewing
 from surefoot.ports import Ports, Serializer
 from surefoot.rules.bodies import (
-    BodyError,
     Chunks,
     DecisionBody,
     Row,
@@ -247,10 +246,7 @@ def _check_small(thread: str, record: RecordHead) -> None:
     elif record.kind is Kind.RESTORE:
         restore_of(thread, record)
     elif record.kind is Kind.DECISION:
-        try:
-            DecisionBody.unpack(record.schema, record.body or b"")
-        except BodyError as error:
-            raise corrupt(thread, record, error) from None
+        body_of(thread, record, DecisionBody.unpack)
 
 
 def _load_all(loader: Loader, wanted: Sequence[Typed], unloadable: set[str]) -> None:

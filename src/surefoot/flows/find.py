@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from surefoot.flows.acquire import checkpoint_of, corrupt, effect_of
+from surefoot.flows.acquire import body_of, checkpoint_of, effect_of
 from surefoot.flows.chain import Chain
 from surefoot.ports import Ports
-from surefoot.rules.bodies import Batch, BodyError, CheckpointBody, Typed, WritesBody
+from surefoot.rules.bodies import Batch, CheckpointBody, Typed, WritesBody
 from surefoot.rules.envelope import Kind, RecordHead, checkpoint_subject, hash8
 
 __all__ = [
@@ -56,10 +56,7 @@ def writes_of(thread: str, record: RecordHead) -> WritesBody:
     Raises:
         TamperDetected: Its layout is not known to this release.
     """
-    try:
-        return WritesBody.unpack(record.schema, record.body or b"")
-    except BodyError as error:
-        raise corrupt(thread, record, error) from None
+    return body_of(thread, record, WritesBody.unpack)
 
 
 def values_of(thread: str, record: RecordHead) -> list[Typed]:

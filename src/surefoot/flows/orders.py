@@ -398,6 +398,11 @@ def _consuming(signed: SignedDecision) -> Record:
     return Record(Kind.DECISION, BODY_SCHEMAS["D"], nonce, body)
 
 
+def _widest(horizon: int, session: Session) -> int:
+    """The horizon of an order; never narrower than that of an earlier one."""
+    return horizon if session.horizon is None else max(horizon, session.horizon)
+
+
 def _restoring(to: Link, horizon: int, *, lost: bool) -> Record:
     body = RestoreBody(to.seq, to.digest, horizon, lost).pack()
     return Record(Kind.RESTORE, BODY_SCHEMAS["R"], bytes(16), body)
@@ -453,7 +458,7 @@ def _restore(ports: Ports, serde: Serializer, signed: SignedDecision) -> Done:
                 seq=to.seq,
                 reason="the record to go back to is not stored",
             )
-        session.horizon = max(horizon, session.horizon or NO_HORIZON)
+        session.horizon = _widest(horizon, session)
         session.head = head
         order = _restoring(to, session.horizon, lost=False)
         with session.lock:
@@ -521,7 +526,7 @@ def _adopt(ports: Ports, serde: Serializer, signed: SignedDecision) -> Done:
     session.mark = session.head = head
     try:
         scan(session, chain, tail=False)
-        session.horizon = max(horizon, session.horizon or NO_HORIZON)
+        session.horizon = _widest(horizon, session)
         order = _restoring(head, session.horizon, lost=True)
         # The mark is made at the order itself: whatever dies in between, no mark ever stands
         # below the record that says that intents were lost.
