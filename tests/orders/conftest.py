@@ -72,7 +72,8 @@ class Place:
         """Another saver, as another process would open it."""
         given = {
             "reviewers": self.reviewers,
-            "policy": ResumePolicy(settling_ms=0, handover_grace_ms=0),
+            # A run that ended in a static interrupt gives its lease back in a thread of its own.
+            "policy": ResumePolicy(settling_ms=0, handover_grace_ms=10_000),
             **settings,
         }
         return self.backend.open_saver(**given)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.orders.conftest import Place, Snapshot, at, whole
 
-from surefoot import NotSent
+from surefoot import NotSent, ResumePolicy
 from surefoot.errors import (
     Busy,
     DecisionRefused,
@@ -272,7 +272,7 @@ def test_a_record_that_does_not_verify_is_nothing_to_go_back_to(place: Place) ->
 def test_a_live_run_is_not_restored_under_its_feet(place: Place) -> None:
     stream = place.graph("K").stream({"done": []}, at("t"))
     next(stream)
-    other = place.open()
+    other = place.open(policy=ResumePolicy(handover_grace_ms=0))
     signed = place.operator.sign(other.propose("t", "restore", reason="x"))
     with pytest.raises((Busy, DecisionRefused)):
         other.resolve(signed)
