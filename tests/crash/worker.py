@@ -173,8 +173,13 @@ def _inside_transactions(plan: Plan) -> None:
 
 
 def say(word: str, what: object = None) -> None:
-    """Prints one line; whoever reads it knows that this point was reached."""
-    print(word if what is None else f"{word} {json.dumps(what, sort_keys=True)}", flush=True)
+    """Prints one line; whoever reads it knows that this point was reached.
+
+    The line is written whole: what another thread says or logs never lands inside of it.
+    """
+    line = word if what is None else f"{word} {json.dumps(what, sort_keys=True)}"
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def work(order: Order) -> None:

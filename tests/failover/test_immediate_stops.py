@@ -55,13 +55,18 @@ class Worker:
     def _listen(self) -> None:
         assert self.process.stdout is not None
         assert self.process.stdin is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-            if self._office.heard(line.rstrip("\n")):
-                self._office.up.wait()
-                self.process.stdin.write("go\n")
-                self.process.stdin.flush()
-        self._office.left()
+        try:
+            for line in self.process.stdout:
+                self.lines.append(line.rstrip("\n"))
+                if self._office.heard(line.rstrip("\n")):
+                    self._office.up.wait()
+                    self.process.stdin.write("go\n")
+                    self.process.stdin.flush()
+        except BaseException:
+            self.process.kill()  # nobody would answer it any more
+            raise
+        finally:
+            self._office.left()
 
 
 class Office:

@@ -6,6 +6,7 @@ each::
     PAID <invoice>          an effect was sent to the service
     ERROR <json>            a run raised: reaction and class; it waits for a line before it goes on
     DONE <thread>           one errand is at its end
+    LOG <message>           something was logged
     END
 
 Checks here are explicit, because ``assert`` vanishes under ``python -O``.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 from typing import Any
 
 from tests.storage_faults.errand import Errand, Stores, Till
@@ -42,14 +44,26 @@ class Service(Till):
         return [{"invoice": match["invoice"], "amount": match["amount"]} for match in found]
 
 
+_whole = threading.Lock()
+
+
 def say(word: str, what: str = "") -> None:
-    """Prints one line."""
-    print(f"{word} {what}".rstrip(), flush=True)
+    """Prints one line whole: what another thread says never lands inside of it."""
+    with _whole:
+        sys.stdout.write(f"{word} {what}".rstrip() + "\n")
+        sys.stdout.flush()
+
+
+class _Aloud(logging.Handler):
+    """Says what is logged, from whatever thread."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say("LOG", record.getMessage().replace("\n", " "))
 
 
 def main(order: dict[str, Any]) -> None:
     """Runs all threads of the order, one after the other."""
-    logging.basicConfig(stream=sys.stdout, format="LOG %(message)s", level=logging.WARNING)
+    logging.basicConfig(handlers=[_Aloud()], level=logging.WARNING)
     limits = Limits(connect_timeout_ms=500)
     keys = Keyring.from_file(order["key_file"])
     stores = Stores(order["url"], order["highwater"], keys, limits)

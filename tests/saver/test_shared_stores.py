@@ -59,7 +59,8 @@ built.add_edge(START, "count")
 built.add_conditional_edges("count", lambda s: "count" if s["n"] < steps else END)
 graph = built.compile(checkpointer=saver)
 config = {"configurable": {"thread_id": thread}, "recursion_limit": steps + 10}
-print("READY", flush=True)
+sys.stdout.write("READY\\n")  # whole lines: print() writes the end of a line on its own
+sys.stdout.flush()
 sys.stdin.readline()
 given = {"n": 0, "paid": []}
 try:
@@ -68,10 +69,12 @@ try:
     else:
         done = graph.invoke(given, config, durability="sync")
 except Exception as error:
-    print("RAISED", repr(error), flush=True)
+    sys.stdout.write(f"RAISED {error!r}\\n")
     raise SystemExit(1)
 saver.close()
-print("DONE", json.dumps([done["n"], len(done["paid"]), len(sent), len(set(sent))]), flush=True)
+told = json.dumps([done["n"], len(done["paid"]), len(sent), len(set(sent))])
+sys.stdout.write(f"DONE {told}\\n")
+sys.stdout.flush()
 """
 
 
