@@ -51,6 +51,8 @@ class ResumePolicy:
         handover_grace_ms: How long a run always waits for a lease that is about to be given back
             (the last run of a chat turn ends on another thread than its caller).
         settling_ms: After a takeover, how long a lookup's "absent" does not count yet (E5).
+        on_fork: What a call does that equals an effect of another branch (E4b): ``adopt`` what is
+            recorded, ``execute`` it anew, or ``refuse``.
     """
 
     lease_ttl_ms: int = 60_000
@@ -58,8 +60,13 @@ class ResumePolicy:
     barrier_timeout_ms: int = 30_000
     handover_grace_ms: int = 500
     settling_ms: int = 5_000
+    on_fork: str = "adopt"
 
     def __post_init__(self) -> None:
+        if self.on_fork not in ("adopt", "execute", "refuse"):
+            raise Misconfigured(
+                field="ResumePolicy.on_fork", reason="must be 'adopt', 'execute' or 'refuse'"
+            )
         _check_numbers(self, at_least_0={"wait_for_lease_ms", "settling_ms", "handover_grace_ms"})
 
 
@@ -80,6 +87,7 @@ class Limits:
         lock_timeout_ms: How long a migration waits for its lock before it fails.
         busy_timeout_ms: How long SQLite waits for another process's write lock.
         known_digests_max: Bound of the per-thread set of digests known to be stored.
+        adoptable_effects_max: Most effects of other branches that a fork looks through (E4b).
     """
 
     inline_value_bytes: int = 512
@@ -93,6 +101,7 @@ class Limits:
     lock_timeout_ms: int = 10_000
     busy_timeout_ms: int = 30_000
     known_digests_max: int = 4_096
+    adoptable_effects_max: int = 10_000
 
     def __post_init__(self) -> None:
         _check_numbers(self, at_least_0={"inline_value_bytes", "flush_after_ms"})
@@ -102,6 +111,8 @@ def _check_numbers(settings: ResumePolicy | Limits, *, at_least_0: set[str]) -> 
     """Checks that every field is a whole number in its range."""
     for item in fields(settings):
         value = getattr(settings, item.name)
+        if isinstance(item.default, str):
+            continue  # a choice, not a number
         least = 0 if item.name in at_least_0 else 1
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
             raise Misconfigured(

@@ -27,6 +27,7 @@ __all__ = [
     "DecisionRefused",
     "EffectConflict",
     "EffectInDoubt",
+    "EffectOnFork",
     "EffectResultLost",
     "Fenced",
     "KeyMissing",
@@ -202,6 +203,22 @@ class EffectInDoubt(Refused):
     remedy = (
         "It was not repeated. Look at the receiver for this key, then see docs/guide.md, "
         "“When a run stops in doubt”."
+    )
+
+
+class EffectOnFork(Refused):
+    """A fork came to a call that another branch has made, and ``on_fork`` says refuse (E4b)."""
+
+    effect: str
+    thread: str
+    slot: str
+    position: str
+
+    code = "EFFECT_ON_FORK"
+    template = "effect {effect!r} of thread {thread!r} at {position} (slot {slot}): {reason}"
+    remedy = (
+        "Nothing was sent. ResumePolicy(on_fork=...) says whether a fork takes over what another "
+        "branch did (adopt) or does it anew (execute)."
     )
 
 

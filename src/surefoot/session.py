@@ -29,6 +29,7 @@ __all__ = [
     "Known",
     "ListChunk",
     "ListState",
+    "LooseEffect",
     "Pending",
     "RunHandle",
     "Session",
@@ -85,6 +86,19 @@ class ListState:
     """A list channel as last stored: its segments (log id, pieces)."""
 
     segments: list[tuple[int, list[ListChunk]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class LooseEffect:
+    """An effect that is recorded and that no checkpoint of the branch has consumed (rule E4b).
+
+    Attributes:
+        body: Its newest record.
+        fork: It happened on another branch.
+    """
+
+    body: EffectBody
+    fork: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +258,11 @@ class Session:
         #: Seq of the newest record of each of them.
         self.effect_at: dict[bytes, int] = {}
         self.unfolded: dict[bytes, tuple[str, str]] = {}
+        #: Unconsumed effects as of a root checkpoint (E4b), and whether that list has changed
+        #: since it was stored.
+        self.loose_of: str | None = None
+        self.loose: list[LooseEffect] = []
+        self.loose_moved = False
         self.ordinals: dict[tuple[str, int, int, bytes], int] = {}
         self.running: set[bytes] = set()
         #: From which execution and tasks the slots of the present step were reached.

@@ -14,9 +14,9 @@ from surefoot.rules.chain import decide_tail
 from surefoot.rules.effects import (
     Barrier,
     BarrierFacts,
+    Call,
     CallFacts,
     Receiver,
-    Verdict,
     decide_absent,
     decide_barrier,
     decide_call,
@@ -157,9 +157,9 @@ def resume(facts: ResumeFacts) -> tuple[bool, str]:
 
 
 @cache
-def call(receiver: str, state: str | None, same: bool, intent: bool, tainted: bool) -> Verdict:
+def call(receiver: str, state: str | None, same: bool, intent: bool, tainted: bool) -> Call:
     facts = CallFacts(Receiver(receiver), state, same, intent, tainted)
-    return decide_call(facts).verdict
+    return decide_call(facts)
 
 
 @cache

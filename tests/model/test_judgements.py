@@ -175,14 +175,14 @@ MUTANTS = (
     mutant(
         "nobody is asked",
         "decide_call",
-        answers(CALL, {Verdict.ASK: Verdict.RUN}),
+        answers(CALL, {Verdict.RECONCILE: Verdict.RUN}),
         "honest L then N",
         "twice",
     ),
     mutant(
         "a doubt counts as done",
         "decide_call",
-        answers(CALL, {Verdict.ASK: Verdict.REPLAY}),
+        answers(CALL, {Verdict.RECONCILE: Verdict.REPLAY}),
         "honest L then N",
         "lost effect",
     ),

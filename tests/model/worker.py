@@ -312,7 +312,8 @@ class Workers(Checks):
         tainted = s.mark is not None and s.mark.tainted and s.mark.epoch == w.epoch
         state = None if held is None else held[1]
         same = held is not None and held[2] == w.value
-        then = call(receiver, state, same, intent, tainted)
+        decided = call(receiver, state, same, intent, tainted)
+        then = decided.verdict
         if then is Verdict.REPLAY:
             return "replay", s, w._replace(at=w.at + 1)
         if then is Verdict.CONFLICT:
@@ -322,9 +323,9 @@ class Workers(Checks):
             open_still = state in {None, "started", "in_doubt"}
             self.require(w.epoch > 1 and open_still, "false refusal", f"slot {slot}: {state}")
             return "refuse", s, w._replace(phase=PUBLISH, then="refuse")
-        if then is Verdict.ASK:
+        if then is Verdict.RECONCILE and decided.asks:
             return "call", s, w._replace(phase=ASK, then=0)
-        name = "resend" if then is Verdict.RESEND else "call"
+        name = "resend" if then is Verdict.RECONCILE else "call"
         return name, s, self._entry(w, slot, "started", "started")
 
     @staticmethod

@@ -91,7 +91,7 @@ EFFECTS = (
     Mutant(
         "E3-missing-record-means-fresh",
         "rules/effects.py",
-        '            Verdict.ASK,\n            "an intent without its record',
+        '            Verdict.RECONCILE,\n            "an intent without its record',
         '            Verdict.RUN,\n            "an intent without its record',
         "the record was cut off with the tail, the charge was not",
         (f"{_RULES}test_every_call",),

@@ -105,6 +105,15 @@ _EFFECT = st.builds(
     source=_TEXT,
     evidence=st.none() | _TYPED,
     at_us=_INT,
+    family=st.just(b"") | _DIGEST,
+    since_us=_INT,
+    root=_TEXT,
+    task=_TEXT,
+    adopted=st.just(b"") | _DIGEST,
+    conflict=st.none() | _TYPED,
+    operation=_TEXT,
+    caller=_TEXT,
+    compensates=st.just(b"") | _DIGEST,
 )
 _PRUNE = st.builds(
     PruneBody,
@@ -189,8 +198,10 @@ def test_the_other_bodies_are_documents_too() -> None:
 
 def test_an_effect_stores_no_empty_field() -> None:
     document = ormsgpack.unpackb(unpack_stored(EXAMPLES["E"].pack()))
-    absent = {"result", "unstorable", "receipt", "error", "evidence"}
-    assert document.keys() == {f.name for f in fields(EffectBody)} - absent
+    given = {"slot", "name", "state", "attempt", "receiver", "fingerprint", "key"}
+    given |= {"namespace", "checkpoint_id", "position", "arguments"}
+    assert document.keys() == given
+    assert given < {f.name for f in fields(EffectBody)}
 
 
 # --- unknown schemas and layouts -----------------------------------------------------------------

@@ -18,12 +18,16 @@ from surefoot.rules.effects import (
     Barrier,
     BarrierFacts,
     CallFacts,
+    Elsewhere,
+    Loose,
     Position,
     Receiver,
     Verdict,
     decide_absent,
+    decide_adoption,
     decide_barrier,
     decide_call,
+    decide_expired,
     decide_match,
     idempotency_key,
     slot_of,
@@ -33,16 +37,18 @@ from surefoot.rules.effects import (
 pytestmark = pytest.mark.optimized
 
 K, L, N = Receiver.DEDUPLICATES, Receiver.CAN_BE_ASKED, Receiver.NEITHER
-RUN, REPLAY, RESEND = Verdict.RUN, Verdict.REPLAY, Verdict.RESEND
-ASK, CONFLICT, REFUSE = Verdict.ASK, Verdict.CONFLICT, Verdict.REFUSE
+RUN, REPLAY, ADOPT = Verdict.RUN, Verdict.REPLAY, Verdict.ADOPT
+CONFLICT, REFUSE = Verdict.CONFLICT, Verdict.REFUSE
+#: The two ways to reconcile.
+SEND_AGAIN, ASK = (Verdict.RECONCILE, False), (Verdict.RECONCILE, True)
 
 # --- the table ---------------------------------------------------------------------------------
 
 #: state -> receiver -> verdict (same arguments): without an intent, with one.
-SAME: dict[str | None, dict[Receiver, tuple[Verdict, Verdict]]] = {
+SAME: dict[str | None, dict[Receiver, tuple[Any, Any]]] = {
     None: {K: (RUN, RUN), L: (RUN, ASK), N: (RUN, REFUSE)},
-    "started": {K: (RESEND, RESEND), L: (RUN, ASK), N: (RUN, REFUSE)},
-    "in_doubt": {K: (RESEND, RESEND), L: (ASK, ASK), N: (REFUSE, REFUSE)},
+    "started": {K: (SEND_AGAIN, SEND_AGAIN), L: (RUN, ASK), N: (RUN, REFUSE)},
+    "in_doubt": {K: (SEND_AGAIN, SEND_AGAIN), L: (ASK, ASK), N: (REFUSE, REFUSE)},
     "failed": {K: (RUN, RUN), L: (RUN, RUN), N: (RUN, RUN)},
     "absent": {K: (RUN, RUN), L: (RUN, RUN), N: (RUN, RUN)},
     "succeeded": {K: (REPLAY, REPLAY), L: (REPLAY, REPLAY), N: (REPLAY, REPLAY)},
@@ -66,6 +72,11 @@ OTHER: dict[str | None, Verdict | None] = {
 }
 
 
+def said(call: Any) -> Any:
+    """A verdict, and how to reconcile if it is that."""
+    return (call.verdict, call.asks) if call.verdict is Verdict.RECONCILE else call.verdict
+
+
 @pytest.mark.parametrize(
     ("state", "receiver", "same", "intent", "tainted"),
     [*product(SAME, Receiver, (True, False), (False, True), (False, True))],
@@ -77,33 +88,133 @@ def test_every_call(
     expected = SAME[state][receiver][intent]
     if not same:
         expected = OTHER[state] or expected
-    assert call.verdict is expected
+    assert said(call) == expected
     assert call.reason
 
 
 def test_the_table_is_whole() -> None:
     assert SAME.keys() == OTHER.keys()
     assert all(set(row) == set(Receiver) for row in SAME.values())
-    assert {v for row in SAME.values() for pair in row.values() for v in pair} == {*Verdict} - {
-        CONFLICT
-    }
+    met = {v for row in SAME.values() for pair in row.values() for v in pair}
+    assert met == {RUN, REPLAY, REFUSE, SEND_AGAIN, ASK}
 
 
 @pytest.mark.parametrize("state", [*SAME])
 @pytest.mark.parametrize("intent", [False, True])
 def test_class_n_never_runs_over_an_intent(state: str | None, intent: bool) -> None:
     """The one line that must hold whatever else changes: intent and no proof means stop."""
-    for same, tainted in product((True, False), (True, False)):
-        verdict = decide_call(CallFacts(N, state, same, intent, tainted)).verdict
+    for same, tainted, elsewhere in product((True, False), (True, False), Elsewhere):
+        facts = CallFacts(N, state, same, intent, tainted, elsewhere=elsewhere)
+        verdict = decide_call(facts).verdict
         if intent and state not in ("failed", "absent"):
             assert verdict in (REPLAY, REFUSE, CONFLICT)
 
 
-def test_only_class_k_is_resent() -> None:
+def test_only_class_k_is_sent_again() -> None:
     for receiver, state, same, intent in product(Receiver, SAME, (True, False), (True, False)):
-        verdict = decide_call(CallFacts(receiver, state, same, intent, True)).verdict
-        assert verdict is not RESEND or receiver is K
-        assert verdict is not ASK or receiver is L
+        call = said(decide_call(CallFacts(receiver, state, same, intent, True)))
+        assert call != SEND_AGAIN or receiver is K
+        assert call != ASK or receiver is L
+
+
+# --- E4b: adoption --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("receiver", [*Receiver])
+@pytest.mark.parametrize("policy", ["adopt", "execute", "refuse"])
+def test_an_equal_record_of_this_branch_is_adopted_whatever_the_policy(
+    receiver: Receiver, policy: str
+) -> None:
+    facts = CallFacts(receiver, None, False, False, True, elsewhere=Elsewhere.HERE)
+    assert decide_call(facts, policy).verdict is ADOPT
+
+
+@pytest.mark.parametrize("receiver", [*Receiver])
+def test_on_a_fork_the_policy_decides(receiver: Receiver) -> None:
+    facts = CallFacts(receiver, None, False, False, True, elsewhere=Elsewhere.FORK)
+    assert decide_call(facts).verdict is ADOPT
+    assert decide_call(facts, "execute").verdict is RUN
+    refused = decide_call(facts, "refuse")
+    assert refused.verdict is REFUSE
+    assert refused.forked
+
+
+@pytest.mark.parametrize("elsewhere", [Elsewhere.HERE, Elsewhere.FORK])
+@pytest.mark.parametrize("receiver", [*Receiver])
+def test_what_may_have_been_sent_from_the_slot_itself_comes_first(
+    receiver: Receiver, elsewhere: Elsewhere
+) -> None:
+    facts = CallFacts(receiver, None, False, True, True, elsewhere=elsewhere)
+    assert said(decide_call(facts)) == SAME[None][receiver][1]
+
+
+@pytest.mark.parametrize("state", [s for s in SAME if s is not None])
+def test_a_record_of_the_slot_itself_comes_first(state: str) -> None:
+    for receiver, same, intent in product(Receiver, (True, False), (True, False)):
+        alone = CallFacts(receiver, state, same, intent, True)
+        assert decide_call(replace(alone, elsewhere=Elsewhere.FORK)) == decide_call(alone)
+
+
+LOOSE = [
+    Loose("pay", b"a", "failed", False),
+    Loose("send", b"a", "succeeded", False),
+    Loose("pay", b"b", "succeeded", False),
+    Loose("pay", b"a", "in_doubt", True),
+    Loose("pay", b"a", "succeeded", False),
+]
+
+
+def test_the_oldest_equal_one_is_adopted() -> None:
+    assert decide_adoption("pay", b"a", LOOSE) == 3
+    assert decide_adoption("pay", b"b", LOOSE) == 2
+    assert decide_adoption("send", b"b", LOOSE) is None
+    assert decide_adoption("pay", b"a", []) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "adoptable"),
+    [
+        ("started", True),
+        ("in_doubt", True),
+        ("succeeded", True),
+        ("needs_review", True),
+        ("abandoned", True),
+        ("failed", False),
+        ("absent", False),
+        ("compensated", False),
+        ("a state of tomorrow", False),
+    ],
+)
+def test_what_did_not_happen_is_not_adopted(state: str, adoptable: bool) -> None:
+    found = decide_adoption("pay", b"a", [Loose("pay", b"a", state, False)])
+    assert (found == 0) is adoptable
+
+
+# --- the receiver's window (case 20) --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["started", "in_doubt"])
+def test_case_20_a_key_that_protects_no_more_is_not_sent_again(state: str) -> None:
+    facts = CallFacts(K, state, True, False, True, expired=True)
+    assert said(decide_call(facts)) is REFUSE
+    assert said(decide_call(replace(facts, can_ask=True))) == ASK
+    assert said(decide_call(replace(facts, expired=False))) == SEND_AGAIN
+
+
+@pytest.mark.parametrize("state", ["succeeded", "failed", "absent", None])
+def test_case_20_what_is_proven_needs_no_window(state: str | None) -> None:
+    facts = CallFacts(K, state, True, False, True)
+    assert decide_call(replace(facts, expired=True)) == decide_call(facts)
+
+
+@pytest.mark.parametrize(
+    ("age", "expired"),
+    [(0, False), (9_999_999, False), (10_000_000, True), (-1, False), (-400_000_000, True)],
+)
+def test_the_window_is_over_or_cannot_be_told(age: int, expired: bool) -> None:
+    now = 1_700_000_000_000_000
+    assert decide_expired(window_us=10_000_000, since_us=now - age, now_us=now) is expired
+    assert not decide_expired(window_us=None, since_us=now - age, now_us=now)
 
 
 # --- E1 ----------------------------------------------------------------------------------------
@@ -121,6 +232,12 @@ def test_only_class_k_is_resent() -> None:
 )
 def test_the_barrier(durability: str, receiver: Receiver, barrier: Barrier) -> None:
     assert decide_barrier(BarrierFacts(durability, receiver)) is barrier
+
+
+@pytest.mark.parametrize("receiver", [*Receiver])
+def test_a_named_operation_needs_no_checkpoint(receiver: Receiver) -> None:
+    assert decide_barrier(BarrierFacts("exit", receiver, named=True)) is Barrier.PASS
+    assert decide_barrier(BarrierFacts("sync", receiver, named=True)) is Barrier.WAIT
 
 
 # --- E4: the slot --------------------------------------------------------------------------------

@@ -14,11 +14,12 @@ from surefoot.errors import (
     BarrierTimeout,
     EffectConflict,
     EffectInDoubt,
+    EffectOnFork,
     EffectResultLost,
     Misuse,
     NotStorable,
 )
-from surefoot.flows import journal, save
+from surefoot.flows import adoption, journal, save
 from surefoot.flows.cover import cover_of
 from surefoot.flows.values import Loader, Writer, writer_for
 from surefoot.ports import Ports, Serializer
@@ -27,31 +28,37 @@ from surefoot.rules.bodies import BODY_SCHEMAS, EffectBody, Typed
 from surefoot.rules.effects import (
     Barrier,
     BarrierFacts,
+    Call,
     CallFacts,
+    Elsewhere,
     Position,
     Receiver,
     Verdict,
     decide_absent,
     decide_barrier,
     decide_call,
+    decide_expired,
     decide_match,
     idempotency_key,
     slot_of,
 )
 from surefoot.rules.envelope import Kind, Record
-from surefoot.session import Known, Session
+from surefoot.session import Known, LooseEffect, Session
 
 __all__ = [
     "CallPlace",
     "CallRequest",
     "Step",
     "answered",
+    "answered_early",
     "barrier_passed",
     "barrier_timeout",
     "begin",
     "fail",
     "finish",
     "note",
+    "question",
+    "questions",
     "receipt_of",
     "require_barrier",
     "settle_left_ms",
@@ -76,6 +83,8 @@ class CallPlace:
         path: Task path without ids.
         origin: Tasks, with their ids, between the innermost saved graph and the call's own task:
             they tell apart what several tasks of one step call.
+        root_task: Node and id (``node:id``) of the root graph's task that makes the call, itself
+            or in a subgraph.
         family: Namespace and path without the counters that go on across retries; equal to
             (namespace, path) when there are none.
         task: Task id, attempt and serial of the graph's execution, which scope the ordinals.
@@ -89,6 +98,7 @@ class CallPlace:
     task: tuple[str, int, int]
     family: tuple[str, str]
     origin: str
+    root_task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,10 @@ class CallRequest:
         compare: Fields that a lookup's evidence must match.
         settling_ms: Time after which "absent" may count; None takes the policy's.
         strong: The lookup is declared strong: one read is enough once settled.
+        window_ms: How long the receiver remembers a key; None means for ever.
+        can_ask: A lookup is declared.
+        operation: ``operation_id`` of the call (E4c); empty when it has none.
+        caller: For an operation: the thread that calls it.
     """
 
     name: str
@@ -116,6 +130,10 @@ class CallRequest:
     compare: Sequence[str] = ()
     settling_ms: int | None = None
     strong: bool = False
+    window_ms: int | None = None
+    can_ask: bool = False
+    operation: str = ""
+    caller: str = ""
 
 
 @dataclass(slots=True)
@@ -123,9 +141,12 @@ class Step:
     """What a call does next.
 
     Attributes:
-        verdict: RUN or RESEND: send now. REPLAY: return ``result``. ASK: ask the receiver.
+        verdict: As decided. Where it is `started`, send now; where it `asks`, ask the receiver;
+            REPLAY: return ``result``.
         request: The call.
-        body: The newest record of the slot (as stored for RUN and RESEND).
+        body: The newest record of the slot (as stored, where it is started).
+        started: The start is recorded, and nothing was sent yet.
+        asks: The receiver is to be asked.
         result: For REPLAY.
         reads: Number of "absent" answers so far.
         absent_from_ms: Local monotonic time from which "absent" may count.
@@ -141,6 +162,8 @@ class Step:
     absent_from_ms: int = 0
     rows: Sequence[tuple[bytes, bytes]] = ()
     may_run: bool = True
+    started: bool = False
+    asks: bool = False
 
 
 # --- E1 ----------------------------------------------------------------------------------------
@@ -152,8 +175,10 @@ def require_barrier(session: Session, request: CallRequest) -> bool:
     Raises:
         Misuse: Under ``durability="exit"`` with a receiver that does not deduplicate.
     """
-    then = decide_barrier(BarrierFacts(session.durability, request.receiver))
-    if then is Barrier.PASS and session.started_behind:
+    then = decide_barrier(
+        BarrierFacts(session.durability, request.receiver, named=bool(request.operation))
+    )
+    if then is Barrier.PASS and session.started_behind and not request.operation:
         raise Misuse(
             field=f"effect {request.name!r}",
             reason=(
@@ -166,7 +191,7 @@ def require_barrier(session: Session, request: CallRequest) -> bool:
             field=f"effect {request.name!r}",
             reason=(
                 'durability="exit" stores no checkpoint before the effect; use "async" or '
-                '"sync", or declare idempotent=True'
+                '"sync", or declare idempotent=True or an operation_id='
             ),
         )
     return then is Barrier.WAIT
@@ -216,35 +241,101 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: CallReques
         session.origins[slot] = origin
         held = session.effects.get(slot)
         family = b"" if held else _require_unique(session, request, position, slot)
-        verdict = decide_call(
-            CallFacts(
-                receiver=request.receiver,
-                state=None if held is None else held.state,
-                same_arguments=held is not None and held.fingerprint == request.fingerprint,
-                intent=slot in session.intents,
-                tainted=session.tainted,
-                lost=session.is_lost(slot, _root_step(session, request, position)),
-                apart=session.apart,
-            )
-        )
+        loose = None if held else _elsewhere(ports, session, serde, request)
+        if loose is not None and loose.body.slot == slot:
+            held, loose = loose.body, None
+        facts = _facts(ports, session, request, position, slot, held)
+        verdict = decide_call(_with(facts, loose), ports.policy.on_fork)
         body, rows = _body(ports, session, serde, request, position, slot, held)
         body = replace(body, family=held.family if held else family)
-        if verdict.verdict is Verdict.CONFLICT:
-            raise _conflict(ports, session, serde, held or body, request, verdict.reason)
-        if verdict.verdict is Verdict.REFUSE:
-            if held is None or held.state in _PROVEN_NOTHING:
-                # So that it stands in the ledger, and a decision can settle it.
-                held = replace(held or body, state="in_doubt", error=verdict.reason)
-                _record(ports, session, held, rows)
-            raise in_doubt(session, held, verdict.reason)
-        if verdict.verdict is Verdict.REPLAY and held is not None:
-            return _replay(ports, session, serde, request, held)
-        step = Step(verdict.verdict, request, held or body, rows=rows, may_run=verdict.may_run)
-        step.absent_from_ms = _absent_from(ports, session, request, held)
-        if verdict.verdict is Verdict.ASK:
-            session.running.add(slot)
-            return step
-        return _start(ports, session, step, body, held)
+        if verdict.verdict is Verdict.ADOPT and loose is not None:
+            held = adoption.take(session, loose, body)
+            _record(ports, session, held)
+            # It may have been sent, under the old slot; whether B knows of that one is no matter.
+            verdict = decide_call(
+                replace(facts, state=held.state, same_arguments=True, intent=True)
+            )
+        return _carry_out(ports, session, serde, request, verdict, body, rows, held)
+
+
+def _elsewhere(
+    ports: Ports, session: Session, serde: Serializer, request: CallRequest
+) -> LooseEffect | None:
+    """An equal effect that the branch has not consumed (E4b)."""
+    return adoption.find(
+        ports,
+        session,
+        serde,
+        _root(session, request.place),
+        name=request.name,
+        fingerprint=request.fingerprint,
+    )
+
+
+def _with(facts: CallFacts, loose: LooseEffect | None) -> CallFacts:
+    if loose is None:
+        return facts
+    return replace(facts, elsewhere=Elsewhere.FORK if loose.fork else Elsewhere.HERE)
+
+
+def _facts(
+    ports: Ports,
+    session: Session,
+    request: CallRequest,
+    position: Position,
+    slot: bytes,
+    held: EffectBody | None,
+) -> CallFacts:
+    since_us = 0 if held is None else held.since_us or held.at_us
+    return CallFacts(
+        receiver=request.receiver,
+        state=None if held is None else held.state,
+        same_arguments=held is not None and held.fingerprint == request.fingerprint,
+        # Of an adopted effect the intent stood under another slot, and may have left B since.
+        intent=slot in session.intents or bool(held is not None and held.adopted),
+        tainted=session.tainted,
+        lost=session.is_lost(slot, _root_step(session, request, position)),
+        apart=session.apart,
+        expired=held is not None
+        and decide_expired(
+            window_us=None if request.window_ms is None else request.window_ms * 1_000,
+            since_us=since_us,
+            now_us=ports.host.now_us(),
+        ),
+        can_ask=request.can_ask,
+    )
+
+
+def _carry_out(
+    ports: Ports,
+    session: Session,
+    serde: Serializer,
+    request: CallRequest,
+    call: Call,
+    body: EffectBody,
+    rows: Sequence[tuple[bytes, bytes]],
+    held: EffectBody | None,
+) -> Step:
+    """Does what was decided; what a person has to decide about stands in the ledger then."""
+    if call.verdict is Verdict.CONFLICT:
+        raise _conflict(ports, session, serde, held or body, request, call.reason)
+    if call.forked:
+        raise _on_fork(session, request, body, call.reason)
+    if call.verdict is Verdict.REFUSE:
+        if held is None or held.state in _PROVEN_NOTHING:
+            # So that it stands in the ledger, and a decision can settle it.
+            held = replace(held or body, state="in_doubt", error=call.reason)
+            _record(ports, session, held, rows)
+        raise in_doubt(session, held, call.reason)
+    if call.verdict is Verdict.REPLAY and held is not None:
+        return _replay(ports, session, serde, request, held)
+    step = Step(call.verdict, request, held or body, rows=rows, may_run=call.may_run)
+    step.absent_from_ms = _absent_from(ports, session, request, held)
+    if call.asks:
+        step.asks = True
+        session.running.add(body.slot)
+        return step
+    return _start(ports, session, step, body, held)
 
 
 def _start(
@@ -254,22 +345,41 @@ def _start(
     slot = body.slot
     session.running.add(slot)
     try:
-        attempt = 1 if held is None else held.attempt + 1
-        key = body.key if held is None else held.key
-        receipt = held.receipt if held is not None and held.state in _MAYBE_SENT else None
-        step.body = replace(body, attempt=attempt, key=key, state="started", receipt=receipt)
+        fresh = held is None or held.state in _PROVEN_NOTHING
+        maybe = held if held is not None and held.state in _MAYBE_SENT else None
+        step.body = replace(
+            body,
+            attempt=1 if held is None else held.attempt + 1,
+            key=body.key if held is None else held.key,
+            state="started",
+            receipt=None if maybe is None else maybe.receipt,
+            since_us=body.at_us if fresh or held is None else held.since_us or held.at_us,
+            adopted=b"" if held is None else held.adopted,
+        )
         _record(ports, session, step.body, step.rows)
-        if step.request.receiver is not Receiver.DEDUPLICATES:
+        if step.request.receiver is not Receiver.DEDUPLICATES or step.request.operation:
             session.intents[slot] = session.epoch
             journal.publish(ports, session)
-        elif session.yielded:
-            journal.publish(ports, session)  # takes the lease again; fenced if somebody has it
-        elif ports.host.monotonic_ms() > session.lease_until_ms - _MARGIN_MS:
-            journal.renew(ports, session)
+        else:
+            guard_lease(ports, session)
+        step.started, step.asks = True, False
     except BaseException:
         session.running.discard(slot)
         raise
     return step
+
+
+def guard_lease(ports: Ports, session: Session) -> None:
+    """Makes sure that nobody else has the thread, just before something is sent.
+
+    Raises:
+        Fenced: Another worker has the thread.
+        StoreUnavailable: B could not be reached.
+    """
+    if session.yielded:
+        journal.publish(ports, session)  # takes the lease again; fenced if somebody has it
+    elif ports.host.monotonic_ms() > session.lease_until_ms - _MARGIN_MS:
+        journal.renew(ports, session)
 
 
 def _position(session: Session, request: CallRequest) -> Position:
@@ -344,6 +454,16 @@ def _require_unique(
     return family
 
 
+def _on_fork(session: Session, request: CallRequest, body: EffectBody, reason: str) -> EffectOnFork:
+    return EffectOnFork(
+        effect=request.name,
+        thread=session.identity.thread,
+        slot=body.slot.hex(),
+        position=body.position,
+        reason=reason,
+    )
+
+
 def _two_tasks(request: CallRequest) -> Misuse:
     return Misuse(
         field=f"effect {request.name!r}",
@@ -416,6 +536,10 @@ def _body(
         position=position.shown(),
         arguments=arguments,
         at_us=ports.host.now_us(),
+        root=request.place.levels[0][1] if request.place.levels else "",
+        task=request.place.root_task,
+        operation=request.operation,
+        caller=request.caller,
     )
     return body, writer.rows
 
@@ -544,7 +668,7 @@ def answered(ports: Ports, session: Session, serde: Serializer, step: Step, answ
     """Takes the answer of a lookup (rules E5, E8).
 
     Returns:
-        REPLAY with the result, RUN when it is proven absent, or ASK to ask once more.
+        REPLAY with the result, RUN when it is proven absent, or one that asks once more.
 
     Raises:
         EffectInDoubt: A person has to decide, or nobody can say.
@@ -600,17 +724,99 @@ def _review(
     ports: Ports, session: Session, serde: Serializer, step: Step, evidence: Any, reason: str
 ) -> Step:
     with session.lock:
-        writer = writer_for(ports, session, serde)
-        body = replace(
-            step.body,
-            state="needs_review",
-            source="reconcile",
-            error=reason,
-            evidence=_evidence(writer, step.body.name, evidence),
-            at_us=ports.host.now_us(),
-        )
-        _close(ports, session, body, writer.rows)
+        body = _to_review(ports, session, serde, step, evidence, reason)
     raise in_doubt(session, body, reason)
+
+
+def _to_review(
+    ports: Ports, session: Session, serde: Serializer, step: Step, evidence: Any, reason: str
+) -> EffectBody:
+    writer = writer_for(ports, session, serde)
+    body = replace(
+        step.body,
+        state="needs_review",
+        source="reconcile",
+        error=reason,
+        evidence=_evidence(writer, step.body.name, evidence),
+        at_us=ports.host.now_us(),
+    )
+    _close(ports, session, body, writer.rows)
+    return body
+
+
+def questions(session: Session) -> list[EffectBody]:
+    """Effects of a resumed step that may have happened: their receivers are asked first (E7).
+
+    A start without an intent was never sent, and a receiver that deduplicates is sent the same
+    call again where it is made.
+    """
+    return [
+        body
+        for slot in session.unfolded
+        if (body := session.effects[slot]).receiver == Receiver.CAN_BE_ASKED.value
+        and (
+            body.state == "in_doubt"
+            or (body.state == "started" and (slot in session.intents or body.adopted))
+        )
+    ]
+
+
+def question(
+    ports: Ports, session: Session, serde: Serializer, body: EffectBody, compare: Sequence[str]
+) -> Step:
+    """The step of an effect whose receiver is asked before any node runs (E7)."""
+    arguments = {} if body.arguments is None else _load(ports, session, serde, body.arguments)
+    place = CallPlace(
+        levels=(),
+        saved=False,
+        step=0,
+        namespace=body.namespace,
+        path="",
+        task=("", 0, 0),
+        family=(body.namespace, ""),
+        origin="",
+    )
+    request = CallRequest(
+        name=body.name,
+        place=place,
+        call_id=None,
+        receiver=Receiver(body.receiver),
+        arguments=arguments,
+        fingerprint=body.fingerprint,
+        compare=compare,
+    )
+    return Step(Verdict.RECONCILE, request, body, asks=True)
+
+
+def answered_early(
+    ports: Ports, session: Session, serde: Serializer, step: Step, answer: Answer
+) -> None:
+    """Takes the answer of a lookup before any node runs (E7).
+
+    Only what proves something is recorded. "Absent" waits for the call itself: it counts after
+    the settling time only, and only this effect has to wait for that.
+    """
+    with session.lock:
+        session.check()
+        if isinstance(answer, Committed):
+            differs = decide_match(step.request.compare, step.request.arguments, answer.evidence)
+            if differs is not None:
+                _to_review(ports, session, serde, step, answer.evidence, differs)
+                return
+            try:
+                finish(
+                    ports,
+                    session,
+                    serde,
+                    step,
+                    answer.returned(),
+                    source="reconcile",
+                    evidence=answer.evidence,
+                )
+            except EffectResultLost:
+                return  # it is recorded as done; the call itself says what is lost
+        elif isinstance(answer, Conflicting):
+            _to_review(ports, session, serde, step, answer.evidence, answer.reason)
 
 
 def step_aside(ports: Ports, session: Session) -> None:

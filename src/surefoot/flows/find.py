@@ -67,13 +67,12 @@ def values_of(thread: str, record: RecordHead) -> list[Typed]:
     """
     if record.kind is Kind.CHECKPOINT:
         body = checkpoint_of(thread, record)
-        return [body.skeleton, body.metadata, *(v.value for v in body.values)]
+        loose = [] if body.loose is None else [body.loose]
+        return [body.skeleton, body.metadata, *(v.value for v in body.values), *loose]
     if record.kind is Kind.WRITES:
         return [w.value for b in writes_of(thread, record).batches for w in b.writes]
     if record.kind is Kind.EFFECT:
-        effect = effect_of(thread, record)
-        parts = (effect.arguments, effect.result, effect.receipt, effect.evidence)
-        return [t for t in parts if t is not None]
+        return effect_of(thread, record).values()
     return []
 
 

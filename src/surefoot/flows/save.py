@@ -15,8 +15,9 @@ from enum import Enum
 from typing import Any
 
 from surefoot.errors import ChunkTaken, Misuse, SaveFailed, SurefootError
-from surefoot.flows import journal
+from surefoot.flows import adoption, journal
 from surefoot.flows.acquire import known_of
+from surefoot.flows.adoption import Leaving
 from surefoot.flows.chain import Chain
 from surefoot.flows.cover import cover_of
 from surefoot.flows.find import Found, bodies_of, find_checkpoint
@@ -281,7 +282,7 @@ def _store(
     subject = checkpoint_subject(*place)
     writer = writer_for(ports, session, serde)
     writer.riding = {digest for p in pending for digest, _ in p.rows}
-    body, refs = _checkpoint_body(ports, session, serde, writer, save)
+    body, refs, leaving = _checkpoint_body(ports, session, serde, writer, save)
     root = _root_of(save)
     if root is not None and ("", root) not in session.known:
         session.early_children.setdefault(root, session.head.seq + 1)
@@ -308,6 +309,7 @@ def _store(
     if save.namespace == "":
         session.early_children.pop(checkpoint_id, None)
     _learn_saved(session, body, links[at], refs, writer, ports.seals.primary())
+    _forget_effects(session, body, leaving)
     return body
 
 
@@ -358,7 +360,7 @@ def _new_runs(session: Session, run_id: object) -> list[str]:
 
 def _checkpoint_body(
     ports: Ports, session: Session, serde: Serializer, writer: Writer, save: CheckpointSave
-) -> tuple[CheckpointBody, dict[str, tuple[Any, Typed]]]:
+) -> tuple[CheckpointBody, dict[str, tuple[Any, Typed]], Leaving]:
     checkpoint_id = str(save.checkpoint["id"])
     parent = _parent(ports, session, save)
     _prime_parent(ports, session, serde, save.namespace, parent)
@@ -382,15 +384,15 @@ def _checkpoint_body(
     skeleton = {k: v for k, v in save.checkpoint.items() if k != "channel_values"}
     step = save.metadata.get("step")
     extra: dict[str, Any] = {} if known is None else {"of": known.seq}
+    leaving = _leave(ports, session, serde, writer, save, born=born)
     left_open = [
         slot
-        for slot, place in session.unfolded.items()
-        if place == (save.namespace, save.parent_id)
-        and session.effects[slot].state not in _CLOSED_STATES
+        for slot in leaving.gone
+        if slot in session.effects and session.effects[slot].state not in _CLOSED_STATES
     ]
     if left_open:
-        # The graph went on without them. They cannot be called again from this branch, so
-        # their intents leave B; the sealed record keeps them for whoever looks for doubts.
+        # The graph went on without them, so their intents leave B; the sealed record keeps them
+        # for whoever looks for doubts.
         extra["left_open"] = left_open
     extra |= _lost_history(session, save, born=born)
     if save.namespace == "":
@@ -405,14 +407,38 @@ def _checkpoint_body(
         skeleton=writer.value(skeleton, channel="(checkpoint)"),
         metadata=writer.value(dict(save.metadata), channel="(metadata)"),
         values=tuple(ChannelValue(channel, typed) for channel, (_, typed) in refs.items()),
-        folds=tuple(
-            slot
-            for slot, place in session.unfolded.items()
-            if place == (save.namespace, save.parent_id)
-        ),
+        folds=leaving.folds,
         extra=extra,
+    ).with_loose(leaving.typed)
+    return body, refs, leaving
+
+
+def _leave(
+    ports: Ports,
+    session: Session,
+    serde: Serializer,
+    writer: Writer,
+    save: CheckpointSave,
+    *,
+    born: bool,
+) -> Leaving:
+    """What a checkpoint folds, and what it leaves for later calls to adopt (rule E4b)."""
+    known = session.bodies.get((save.namespace, str(save.checkpoint["id"])))
+    if save.namespace != "" or known is not None:
+        place = (save.namespace, save.parent_id)
+        slots = tuple(slot for slot, at in session.unfolded.items() if at == place)
+        return Leaving(slots, slots, None, None if known is None else known.loose)
+    parent = None if save.parent_id is None else session.known.get(("", save.parent_id))
+    return adoption.leave(
+        ports,
+        session,
+        serde,
+        writer,
+        parent=parent,
+        source=str(save.metadata.get("source")),
+        seen=save.checkpoint.get("versions_seen") or {},
+        born=born,
     )
-    return body, refs
 
 
 def _sending_key(ports: Ports, session: Session, save: CheckpointSave) -> str:
@@ -594,13 +620,22 @@ def _learn_saved(
         session.horizon, session.apart = body.extra["horizon"], bool(body.extra.get("apart"))
     session.refs[known.namespace] = (known.checkpoint_id, refs)
     session.lists.update(writer.lists)
-    for slot in body.folds:
-        session.unfolded.pop(slot, None)
-        session.intents.pop(slot, None)
-        session.effects.pop(slot, None)
-        session.effect_at.pop(slot, None)
     if known.namespace == "" and not again:
         session.ordinals.clear()
         session.origins.clear()
         session.forget_below(session.last_root_seq)
         session.last_root_seq = known.seq
+
+
+def _forget_effects(session: Session, body: CheckpointBody, leaving: Leaving) -> None:
+    """Drops what a checkpoint has folded or listed; their intents leave B with its publish (E5)."""
+    for slot in leaving.gone:
+        session.unfolded.pop(slot, None)
+        session.intents.pop(slot, None)
+        held = session.effects.pop(slot, None)
+        if held is not None and held.adopted:
+            session.intents.pop(held.adopted, None)
+        session.effect_at.pop(slot, None)
+    if body.namespace == "" and leaving.loose is not None:
+        session.loose, session.loose_moved = leaving.loose, False
+        session.loose_of = body.checkpoint_id

@@ -11,7 +11,8 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import timedelta
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, overload
 
@@ -22,9 +23,10 @@ from langgraph.store.base import BaseStore
 from surefoot.errors import Misconfigured, Misuse, Refused, SurefootError
 from surefoot.flows import effects as flow
 from surefoot.langgraph.bubble import bubbling
+from surefoot.langgraph.hooks import EffectCall, Hook, call_of, register, understood
 from surefoot.langgraph.place import Here, here
 from surefoot.ports import Serializer
-from surefoot.rules.answers import Absent, Answer, Committed, Conflicting, NotSent, Unknown
+from surefoot.rules.answers import Answer, NotSent, Unknown
 from surefoot.rules.effects import Receiver, Verdict
 from surefoot.rules.fingerprint import fingerprint
 
@@ -34,38 +36,6 @@ R = TypeVar("R")
 _POLL_MS = 200
 _INJECTED = frozenset({"RunnableConfig", "Runtime", "ToolRuntime", "BaseStore", "StreamWriter"})
 _TOOL = "surefoot_tool"
-
-
-@dataclass
-class EffectCall:
-    """What a body (parameter ``call``) or a ``reconcile`` hook gets.
-
-    Attributes:
-        effect: Name of the effect.
-        key: Idempotency key: the same at every attempt, worker and process.
-        arguments: Semantic arguments by name.
-        attempt: From 1.
-        started_us: When this attempt was recorded, microseconds since the epoch.
-        receipt: What was noted so far.
-    """
-
-    effect: str
-    key: str
-    arguments: Mapping[str, Any]
-    attempt: int
-    started_us: int
-    receipt: dict[str, Any]
-    _store: Callable[[Mapping[str, Any]], None] = field(repr=False)
-
-    def note(self, **facts: Any) -> None:
-        """Stores a provider's id or the like at once, so that it survives a crash.
-
-        Raises:
-            NotStorable: A fact is no plain data.
-            Fenced: Another worker has the thread.
-        """
-        self.receipt.update(facts)
-        self._store(self.receipt)
 
 
 # --- what a step may ask its shell for ---------------------------------------------------------
@@ -122,9 +92,11 @@ class _Effect:
     inputs: Callable[..., Any] | tuple[str, ...] | None
     settling_ms: int | None
     strong: bool
+    window_ms: int | None
     signature: inspect.Signature
     takes_key: bool
     takes_call: bool
+    hook: Hook | None
 
     def request(
         self, at: Here, bound: inspect.BoundArguments, call_id: str | None
@@ -140,6 +112,8 @@ class _Effect:
             compare=self.compare,
             settling_ms=self.settling_ms,
             strong=self.strong,
+            window_ms=self.window_ms,
+            can_ask=self.reconcile is not None,
         )
 
     def semantic(self, bound: inspect.BoundArguments) -> dict[str, Any]:
@@ -206,6 +180,7 @@ def effect(
     inputs: Callable[..., Any] | Sequence[str] | None = ...,
     settling: float | None = ...,
     lookup: str = ...,
+    window: float | timedelta | None = ...,
 ) -> Callable[[Callable[..., R]], Callable[..., R]]: ...
 
 
@@ -220,6 +195,7 @@ def effect(
     inputs: Callable[..., Any] | Sequence[str] | None = None,
     settling: float | None = None,
     lookup: str = "settling",
+    window: float | timedelta | None = None,
 ) -> Any:
     """Makes a function, node or tool a side effect that happens once.
 
@@ -243,6 +219,8 @@ def effect(
         settling: Seconds after which "absent" counts: at least the longest time a request may
             be under way. By default the policy's (5 s).
         lookup: ``"strong"`` when the lookup never lags; else "absent" is read twice.
+        window: For ``idempotent``: how long the receiver remembers a key (seconds, or a
+            ``timedelta``); by default for ever. Later it is asked (``reconcile``), or a person is.
 
     Raises:
         Misconfigured: At decoration: the settings contradict each other.
@@ -259,6 +237,7 @@ def effect(
         "inputs": inputs,
         "settling": settling,
         "lookup": lookup,
+        "window": window,
     }
     if fn is None:
         return lambda function: _decorate(function, settings)
@@ -322,6 +301,11 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
         raise Misconfigured(field=where, reason="lookup is 'strong' or 'settling'")
     if settings["settling"] is not None and settings["settling"] < 0:
         raise Misconfigured(field=where, reason="settling must not be negative")
+    window_ms = _milliseconds(settings["window"])
+    if window_ms is not None and (window_ms <= 0 or not settings["idempotent"]):
+        raise Misconfigured(
+            field=where, reason="window= is a positive time, and belongs to idempotent=True"
+        )
     if settings["idempotent"]:
         receiver = Receiver.DEDUPLICATES
     else:
@@ -336,10 +320,26 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
         inputs=inputs if inputs is None or callable(inputs) else tuple(inputs),
         settling_ms=None if settings["settling"] is None else int(settings["settling"] * 1000),
         strong=settings["lookup"] == "strong",
+        window_ms=window_ms,
         signature=signature,
         takes_key=takes_key,
         takes_call=takes_call,
+        hook=_hook(fn, name, settings),
     )
+
+
+def _hook(fn: Callable[..., Any], name: str, settings: Mapping[str, Any]) -> Hook | None:
+    """Makes the lookup known to this process, so that a resumed run asks before its first node."""
+    if settings["reconcile"] is None:
+        return None
+    home = (fn.__module__, fn.__qualname__)
+    return register(Hook(name, home, settings["reconcile"], tuple(settings["compare"])))
+
+
+def _milliseconds(time: float | timedelta | None) -> int | None:
+    if isinstance(time, timedelta):
+        time = time.total_seconds()
+    return None if time is None else int(time * 1000)
 
 
 # --- tools -------------------------------------------------------------------------------------
@@ -401,7 +401,7 @@ def _steps(spec: _Effect, at: Here, request: flow.CallRequest, args: Any, kwargs
         if not passed:
             raise flow.barrier_timeout(session, request, timeout_ms)
     step: flow.Step = yield from _decided(at, lambda: flow.begin(ports, session, serde, request))
-    while step.verdict is Verdict.ASK:
+    while step.asks:
         left_ms = flow.settle_left_ms(ports, step)
         try:
             answer = yield _User(functools.partial(_ask, spec, at, serde, step))
@@ -411,7 +411,7 @@ def _steps(spec: _Effect, at: Here, request: flow.CallRequest, args: Any, kwargs
             session.running.discard(step.body.slot)
             raise
         step = yield from _decided(at, functools.partial(_take_answer, at, serde, step, answer))
-        if step.verdict is Verdict.ASK:
+        if step.asks:
             yield _Pause(max(min(left_ms, 1_000), _POLL_MS))
     if step.verdict is Verdict.REPLAY:
         return step.result
@@ -429,7 +429,7 @@ def _decided(at: Here, decide: Callable[[], flow.Step]) -> _Steps:
         yield _Flow(lambda: made.append(decide()))
     except BaseException as error:
         for step in made:
-            if step.verdict in (Verdict.RUN, Verdict.RESEND):
+            if step.started:
                 yield _Flow(
                     functools.partial(
                         flow.fail, at.core.ports, at.session, step, error, proven=True
@@ -445,7 +445,7 @@ def _send(
     spec: _Effect, at: Here, serde: Serializer, step: flow.Step, args: Any, kwargs: Any
 ) -> _Steps:
     ports, session = at.core.ports, at.session
-    call = _call(spec, at, serde, step)
+    call = call_of(at.core, session, serde, step)
     given = dict(kwargs)
     if spec.takes_key:
         given["idempotency_key"] = call.key
@@ -469,33 +469,14 @@ def _send(
     return returned
 
 
-def _call(spec: _Effect, at: Here, serde: Serializer, step: flow.Step) -> EffectCall:
-    return EffectCall(
-        effect=spec.name,
-        key=step.body.key,
-        arguments=step.request.arguments,
-        attempt=step.body.attempt,
-        started_us=step.body.at_us,
-        receipt=flow.receipt_of(at.core.ports, at.session, serde, step),
-        _store=functools.partial(flow.note, at.core.ports, at.session, serde, step),
-    )
-
-
 def _ask(spec: _Effect, at: Here, serde: Serializer, step: flow.Step) -> Any:
     if spec.reconcile is None:
         return Unknown("the effect has no reconcile= any more")
-    return spec.reconcile(_call(spec, at, serde, step))
+    return spec.reconcile(call_of(at.core, at.session, serde, step))
 
 
 def _take_answer(at: Here, serde: Serializer, step: flow.Step, answer: Any) -> flow.Step:
-    if isinstance(answer, BaseException):
-        answer = Unknown(f"the lookup raised {type(answer).__qualname__}; repair it and run again")
-    if not isinstance(answer, (Committed, Absent, Conflicting, Unknown)):
-        answer = Unknown(
-            f"the lookup returned {type(answer).__qualname__} instead of Committed, Absent, "
-            "Conflicting or Unknown; repair it and run again"
-        )
-    return flow.answered(at.core.ports, at.session, serde, step, answer)
+    return flow.answered(at.core.ports, at.session, serde, step, understood(answer))
 
 
 # --- shells ------------------------------------------------------------------------------------

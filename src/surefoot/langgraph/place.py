@@ -101,6 +101,7 @@ def _place(
         ),
         family=(bare, path_text(path, counters=False)),
         origin=origin,
+        root_task=namespace.split("|", maxsplit=1)[0],
     )
 
 

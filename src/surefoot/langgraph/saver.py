@@ -48,11 +48,12 @@ from surefoot.flows import audit, load, maintain, orders, save
 from surefoot.flows.acquire import held
 from surefoot.flows.audit import ThreadReport
 from surefoot.flows.chain import Chain
+from surefoot.flows.effects import questions
 from surefoot.flows.find import Found, walk_checkpoints
 from surefoot.flows.orders import Done
 from surefoot.flows.views import FIRST_PAGE_FRAMES, all_threads, has_moved, viewing
 from surefoot.keys import Keyring
-from surefoot.langgraph import host
+from surefoot.langgraph import hooks, host
 from surefoot.langgraph.host import Target, caller, checkpoint_id_of, run_of, target_of
 from surefoot.langgraph.serde import StrictSerializer
 from surefoot.ports import HighWater
@@ -298,14 +299,26 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             NotLoadable: A value names a type that cannot be rebuilt.
             StoreUnavailable: A store did not answer.
         """
-        return self._get_tuple(config, run_of(config))
+        run = run_of(config)
+        found = self._get_tuple(config, run)
+        if isinstance(found, Session):
+            hooks.ask_first(self.core, found)
+            found = self._get_tuple(config, run)
+        return None if isinstance(found, Session) else found
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Async twin of `get_tuple`."""
         run = run_of(config, loop=asyncio.get_running_loop())
-        return await self.core.offload.run(self._get_tuple, config, run)
+        found = await self.core.offload.run(self._get_tuple, config, run)
+        if isinstance(found, Session):
+            await hooks.ask_first_async(self.core, found)
+            found = await self.core.offload.run(self._get_tuple, config, run)
+        return None if isinstance(found, Session) else found
 
-    def _get_tuple(self, config: RunnableConfig, run: RunHandle | None) -> CheckpointTuple | None:
+    def _get_tuple(
+        self, config: RunnableConfig, run: RunHandle | None
+    ) -> CheckpointTuple | Session | None:
+        """The checkpoint; or the run's session, when receivers have to be asked first (E7)."""
         target = target_of(config)
         if run is None:
             return viewing(
@@ -315,6 +328,8 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             )
         session, chain, fresh = self.core.load(target.thread, run, caller())
         session.serde = self.serde
+        if fresh and questions(session):
+            return session
         with session.lock:
             session.loaded.add(target.namespace)
             if target.namespace and run.task is not None:

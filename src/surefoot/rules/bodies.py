@@ -11,7 +11,7 @@ with surrogates passed through, so that ids and channel names of every kind surv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 import ormsgpack
@@ -322,7 +322,7 @@ class CheckpointBody:
         metadata: Serialised metadata.
         values: Every channel that has a value.
         folds: Slots of effects whose results are part of this state.
-        extra: For later: input digest, plan digest, anchors' root.
+        extra: Further facts by name; see `loose` for one of them.
     """
 
     namespace: str
@@ -336,6 +336,21 @@ class CheckpointBody:
     values: tuple[ChannelValue, ...]
     folds: tuple[bytes, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def loose(self) -> Typed | None:
+        """Effects that were recorded and that its branch has not consumed (E4b), as a value."""
+        try:
+            return _typed_in(self.extra.get("loose"))
+        except (LookupError, TypeError, ValueError) as error:
+            raise _layout("C", error) from None
+
+    def with_loose(self, loose: Typed | None) -> CheckpointBody:
+        """The same checkpoint, with these effects left unconsumed."""
+        extra = {k: v for k, v in self.extra.items() if k != "loose"}
+        if loose is not None:
+            extra["loose"] = _typed_out(loose)
+        return replace(self, extra=extra)
 
     def pack(self) -> bytes:
         """Stored form."""
@@ -487,6 +502,15 @@ class EffectBody:
         evidence: What a lookup found, serialised.
         at_us: Microseconds since the epoch on the worker's clock; for people only.
         family: 32 bytes that calls share whose places differ by counters only.
+        since_us: When the key was first sent, microseconds since the epoch; 0: at ``at_us``.
+        root: Root checkpoint that the call ran under; empty when none is stored.
+        task: Node and id (``node:id``) of the root graph's task that made the call, itself or in a
+            subgraph.
+        adopted: Slot under which the effect was first recorded, when this one adopted it (E4b).
+        conflict: Arguments of a later call at this slot that differ, serialised.
+        operation: ``operation_id`` of the call (E4c).
+        caller: Thread that called the operation.
+        compensates: Slot of the effect that this one undoes.
     """
 
     slot: bytes
@@ -508,13 +532,31 @@ class EffectBody:
     evidence: Typed | None = None
     at_us: int = 0
     family: bytes = b""
+    since_us: int = 0
+    root: str = ""
+    task: str = ""
+    adopted: bytes = b""
+    conflict: Typed | None = None
+    operation: str = ""
+    caller: str = ""
+    compensates: bytes = b""
+
+    @property
+    def origin(self) -> bytes:
+        """Slot under which it was first recorded."""
+        return self.adopted or self.slot
+
+    def values(self) -> list[Typed]:
+        """Every value it refers to."""
+        parts = (self.arguments, self.result, self.receipt, self.evidence, self.conflict)
+        return [typed for typed in parts if typed is not None]
 
     def pack(self) -> bytes:
-        """Stored form: a map of field names, without the empty ones."""
+        """Stored form: a map of field names, without those that have their default."""
         out: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is None:
+            if value is None or value == item.default:
                 continue
             if isinstance(value, Typed):
                 value = _typed_out(value)
@@ -531,13 +573,16 @@ class EffectBody:
             BodyError: The schema is newer than this release, or the layout is wrong.
         """
         raw = _checked(schema, "E", stored)
-        typed = {"arguments", "result", "receipt", "evidence"}
+        typed = {"arguments", "result", "receipt", "evidence", "conflict"}
         plain: dict[str, Callable[[Any], Any]] = {
             "slot": _bytes,
             "fingerprint": _bytes,
             "attempt": _int,
             "at_us": _int,
             "family": _bytes,
+            "since_us": _int,
+            "adopted": _bytes,
+            "compensates": _bytes,
         }
         try:
             known: dict[str, Any] = {}

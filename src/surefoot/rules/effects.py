@@ -17,14 +17,19 @@ __all__ = [
     "BarrierFacts",
     "Call",
     "CallFacts",
+    "Elsewhere",
+    "Loose",
     "Position",
     "Receiver",
     "Verdict",
     "decide_absent",
+    "decide_adoption",
     "decide_barrier",
     "decide_call",
+    "decide_expired",
     "decide_match",
     "idempotency_key",
+    "may_adopt",
     "slot_of",
     "strip_task_ids",
 ]
@@ -119,10 +124,17 @@ class Barrier(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BarrierFacts:
-    """Durability mode of the run and class of the receiver."""
+    """Durability mode of the run, class of the receiver, and whether the call names an operation.
+
+    Attributes:
+        durability: ``sync``, ``async`` or ``exit``.
+        receiver: Class of the receiver.
+        named: The call has an ``operation_id`` (E4c), which needs no place in the graph.
+    """
 
     durability: str
     receiver: Receiver
+    named: bool = False
 
 
 def decide_barrier(facts: BarrierFacts) -> Barrier:
@@ -130,14 +142,15 @@ def decide_barrier(facts: BarrierFacts) -> Barrier:
 
     Under ``sync`` and ``async`` an effect waits until the checkpoint it runs under is
     published. Under ``exit`` there is no such checkpoint: only a receiver that deduplicates on
-    our key may be called.
+    our key may be called, or an operation that is known by its own name.
     """
     if facts.durability != "exit":
         return Barrier.WAIT
-    return Barrier.PASS if facts.receiver is Receiver.DEDUPLICATES else Barrier.REFUSE
+    safe = facts.named or facts.receiver is Receiver.DEDUPLICATES
+    return Barrier.PASS if safe else Barrier.REFUSE
 
 
-# --- run, replay, ask or refuse (E3, E4, E5, E8) -----------------------------------------------
+# --- run, replay, reconcile, adopt, conflict or refuse (E3 to E6, E8) --------------------------
 
 
 class Verdict(Enum):
@@ -145,10 +158,18 @@ class Verdict(Enum):
 
     RUN = "run"
     REPLAY = "replay"
-    RESEND = "resend"
-    ASK = "ask"
+    RECONCILE = "reconcile"
+    ADOPT = "adopt"
     CONFLICT = "conflict"
     REFUSE = "refuse"
+
+
+class Elsewhere(Enum):
+    """Where an equal record is that no checkpoint of the branch has consumed (rule E4b)."""
+
+    NOWHERE = "nowhere"
+    HERE = "on this branch"
+    FORK = "on another branch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +186,9 @@ class CallFacts:
             since: what is recorded may be older than what happened (E6).
         apart: What followed since is not that history again (new input, an update, a fork), so
             the slot may not be the one under which it was sent.
+        elsewhere: Where an equal effect is recorded that the branch has not consumed (E4b).
+        expired: The receiver's window is over, so the key it was sent with protects no more.
+        can_ask: A lookup is declared; for a receiver that deduplicates it serves once expired.
     """
 
     receiver: Receiver
@@ -174,6 +198,9 @@ class CallFacts:
     tainted: bool
     lost: bool = False
     apart: bool = False
+    elsewhere: Elsewhere = Elsewhere.NOWHERE
+    expired: bool = False
+    can_ask: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,44 +210,57 @@ class Call:
     Attributes:
         verdict: What to do.
         reason: For people.
-        may_run: For ASK: a proven "absent" lets it run. Otherwise the question may have been asked
-            under another key than it was sent with, and a person decides.
+        asks: For RECONCILE: ask the receiver; otherwise send again under the same key.
+        may_run: For RECONCILE: a proven "absent" lets it run. Otherwise the question may have been
+            asked under another key than it was sent with, and a person decides.
+        forked: For REFUSE: only because the policy on forks says so; nothing is in doubt.
     """
 
     verdict: Verdict
     reason: str
+    asks: bool = False
     may_run: bool = True
+    forked: bool = False
 
 
 _PROVEN_NOTHING = frozenset({"failed", "absent"})
 _OPEN = frozenset({"started", "in_doubt"})
 
 
-def decide_call(facts: CallFacts) -> Call:
-    """Decides what a call does; the whole table of rules E3, E4, E5 and E8.
+def decide_call(facts: CallFacts, on_fork: str = "adopt") -> Call:
+    """Decides what a call does; the whole table of rules E3, E4, E4b, E5 and E8.
 
     ================  =========================  =======================  ======================
     record            K (deduplicates)           L (can be asked)         N (neither)
     ================  =========================  =======================  ======================
     none              run                        run, or ask if intent    run, or refuse if intent
+    none, an equal    adopt                      adopt, or ask if intent  adopt, or refuse if
+    one elsewhere                                                         intent
     failed, absent    run                        run                      run
     succeeded         replay                     replay                   replay
-    started           resend, same key           ask, or run if no        refuse, or run if no
+    started           send again, same key       ask, or run if no        refuse, or run if no
                                                  intent                   intent
-    in_doubt          resend, same key           ask                      refuse
+    in_doubt          send again, same key       ask                      refuse
     needs_review      refuse                     refuse                   refuse
     ================  =========================  =======================  ======================
 
-    Other arguments than recorded are a conflict, except after a proven failure. In a step that was
-    lost (E6) every intent may have been lost as well: it counts as if there were one, a recorded
-    "nothing happened" may be older than what did, and where the history since is another one,
-    a missing record stops K as well and L does not run on "absent".
+    "Send again" and "ask" are the two ways to reconcile. Once the receiver's window is over, K is
+    asked where it can be, and refused where it cannot. Other arguments than recorded are a
+    conflict, except after a proven failure. In a step that was lost (E6) every intent may have
+    been lost as well: it counts as if there were one, a recorded "nothing happened" may be older
+    than what did, and where the history since is another one, a missing record stops K as well and
+    L does not run on "absent".
+
+    Args:
+        facts: What is known.
+        on_fork: What an equal record on another branch means: ``adopt`` it, ``execute`` anew, or
+            ``refuse``.
     """
     state = facts.state
     if facts.lost and not facts.intent:
         facts = replace(facts, intent=True)
     if state is None:
-        return _decide_missing(facts)
+        return _decide_elsewhere(facts, on_fork) or _decide_missing(facts)
     if state in _PROVEN_NOTHING and facts.lost:
         return _decide_open(facts, state)
     if state in _PROVEN_NOTHING:
@@ -236,6 +276,19 @@ def decide_call(facts: CallFacts) -> Call:
     return Call(Verdict.REFUSE, f"recorded as {state}; a person decides")
 
 
+def _decide_elsewhere(facts: CallFacts, on_fork: str) -> Call | None:
+    """Rule E4b; an intent of the slot itself comes first, because something was sent from it."""
+    if facts.elsewhere is Elsewhere.NOWHERE or facts.intent:
+        return None
+    if facts.elsewhere is Elsewhere.HERE:
+        return Call(Verdict.ADOPT, "an equal call whose task was never folded is recorded")
+    if on_fork == "execute":
+        return None
+    if on_fork == "refuse":
+        return Call(Verdict.REFUSE, "an equal call is recorded on another branch", forked=True)
+    return Call(Verdict.ADOPT, "an equal call is recorded on another branch")
+
+
 def _decide_missing(facts: CallFacts) -> Call:
     if facts.receiver is Receiver.DEDUPLICATES and facts.lost and facts.apart:
         return Call(
@@ -249,8 +302,9 @@ def _decide_missing(facts: CallFacts) -> Call:
         return Call(Verdict.RUN, "no record and no intent: never sent")
     if facts.receiver is Receiver.CAN_BE_ASKED:
         return Call(
-            Verdict.ASK,
+            Verdict.RECONCILE,
             "an intent without its record: it may have been sent",
+            asks=True,
             may_run=not (facts.lost and facts.apart),
         )
     return Call(Verdict.REFUSE, "an intent without its record, and nobody can be asked")
@@ -258,12 +312,87 @@ def _decide_missing(facts: CallFacts) -> Call:
 
 def _decide_open(facts: CallFacts, state: str) -> Call:
     if facts.receiver is Receiver.DEDUPLICATES:
-        return Call(Verdict.RESEND, f"recorded as {state}; the receiver deduplicates on the key")
+        return _decide_again(facts, state)
     if state == "started" and not facts.intent:
         return Call(Verdict.RUN, "started without an intent: never sent")
     if facts.receiver is Receiver.CAN_BE_ASKED:
-        return Call(Verdict.ASK, f"recorded as {state}; the receiver can be asked")
+        reason = f"recorded as {state}; the receiver can be asked"
+        return Call(Verdict.RECONCILE, reason, asks=True)
     return Call(Verdict.REFUSE, f"recorded as {state}, and nobody can be asked")
+
+
+def _decide_again(facts: CallFacts, state: str) -> Call:
+    """Class K: the key protects within the receiver's window only (case 20)."""
+    if not facts.expired:
+        reason = f"recorded as {state}; the receiver deduplicates on the key"
+        return Call(Verdict.RECONCILE, reason)
+    reason = f"recorded as {state}, and the receiver's window is over"
+    if facts.can_ask:
+        return Call(Verdict.RECONCILE, f"{reason}; it can be asked", asks=True)
+    return Call(Verdict.REFUSE, f"{reason}, so the key protects no more")
+
+
+#: How far the clocks of two workers may differ before an age between them proves nothing.
+CLOCK_SKEW_US = 300_000_000
+
+
+def decide_expired(*, window_us: int | None, since_us: int, now_us: int) -> bool:
+    """Decides whether a receiver may have forgotten a key that was first sent at ``since_us``.
+
+    Both times are wall clocks, maybe of two workers. An age that cannot be (a record from
+    the future, beyond what clocks differ) proves nothing, so the window counts as over.
+    """
+    if window_us is None:
+        return False
+    age_us = now_us - since_us
+    return age_us >= window_us or age_us < -CLOCK_SKEW_US
+
+
+# --- adoption (E4b) ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Loose:
+    """An effect that was recorded and that no checkpoint of the branch has consumed.
+
+    Attributes:
+        name: Name of the effect.
+        fingerprint: Of its arguments.
+        state: State of its newest record.
+        fork: It happened on another branch.
+    """
+
+    name: str
+    fingerprint: bytes
+    state: str
+    fork: bool
+
+
+#: What may have happened; a proven nothing, or something undone, has nothing to adopt.
+_ADOPTABLE = frozenset({"started", "in_doubt", "succeeded", "needs_review", "abandoned"})
+
+
+def may_adopt(found: Loose) -> bool:
+    """True for an effect that a later call may take over: it happened, or it may have."""
+    return found.state in _ADOPTABLE
+
+
+def decide_adoption(name: str, arguments: bytes, loose: Sequence[Loose]) -> int | None:
+    """Decides which unconsumed effect a call at a fresh slot is (rule E4b): the oldest equal one.
+
+    Args:
+        name: Name of the effect that is called.
+        arguments: Fingerprint of the call.
+        loose: Unconsumed effects, oldest first.
+
+    Returns:
+        Its index, or None.
+    """
+    for index, found in enumerate(loose):
+        same = (found.name, found.fingerprint) == (name, arguments)
+        if same and may_adopt(found):
+            return index
+    return None
 
 
 # --- what a lookup's answer is worth (E5, E8) --------------------------------------------------
