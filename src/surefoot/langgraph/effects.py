@@ -22,6 +22,7 @@ from langgraph.store.base import BaseStore
 
 from surefoot.errors import Misconfigured, Misuse, Refused, SurefootError
 from surefoot.flows import effects as flow
+from surefoot.flows.operations import close_operation, open_operation, request_of
 from surefoot.langgraph.bubble import bubbling
 from surefoot.langgraph.hooks import EffectCall, Hook, call_of, register, understood
 from surefoot.langgraph.place import Here, here
@@ -29,6 +30,7 @@ from surefoot.ports import Serializer
 from surefoot.rules.answers import Answer, NotSent, Unknown
 from surefoot.rules.effects import Receiver, Verdict
 from surefoot.rules.fingerprint import fingerprint
+from surefoot.session import Session
 
 __all__ = ["EffectCall", "effect"]
 
@@ -93,6 +95,7 @@ class _Effect:
     settling_ms: int | None
     strong: bool
     window_ms: int | None
+    operation_id: Callable[..., str | int] | str | None
     signature: inspect.Signature
     takes_key: bool
     takes_call: bool
@@ -114,16 +117,28 @@ class _Effect:
             strong=self.strong,
             window_ms=self.window_ms,
             can_ask=self.reconcile is not None,
+            operation=self.operation(bound),
         )
+
+    def operation(self, bound: inspect.BoundArguments) -> str:
+        """The business operation that a call names (E4c); empty when it names none."""
+        if self.operation_id is None:
+            return ""
+        named: Any
+        if callable(self.operation_id):
+            named = self.operation_id(**self.given(bound))
+        else:
+            named = bound.arguments[self.operation_id]
+        if isinstance(named, bool) or not isinstance(named, (str, int)) or named == "":
+            raise Misuse(
+                field=f"effect {self.name!r}, operation_id",
+                reason=f"must be a text or a whole number, not {type(named).__name__}",
+            )
+        return str(named)
 
     def semantic(self, bound: inspect.BoundArguments) -> dict[str, Any]:
         """The arguments that say what is meant."""
-        given = {
-            name: value
-            for name, value in bound.arguments.items()
-            if name not in ("idempotency_key", "call")
-            and not _is_injected(self.signature.parameters[name], value)
-        }
+        given = self.given(bound)
         if self.inputs is None:
             return given
         if callable(self.inputs):
@@ -135,6 +150,15 @@ class _Effect:
                 field=f"effect {self.name!r}, inputs", reason=f"no argument {missing[0]!r}"
             )
         return {name: given[name] for name in self.inputs}
+
+    def given(self, bound: inspect.BoundArguments) -> dict[str, Any]:
+        """The arguments without what is handed in beside them."""
+        return {
+            name: value
+            for name, value in bound.arguments.items()
+            if name not in ("idempotency_key", "call")
+            and not _is_injected(self.signature.parameters[name], value)
+        }
 
 
 def _is_injected(parameter: inspect.Parameter, value: Any) -> bool:
@@ -181,6 +205,7 @@ def effect(
     settling: float | None = ...,
     lookup: str = ...,
     window: float | timedelta | None = ...,
+    operation_id: Callable[..., str | int] | str | None = ...,
 ) -> Callable[[Callable[..., R]], Callable[..., R]]: ...
 
 
@@ -196,6 +221,7 @@ def effect(
     settling: float | None = None,
     lookup: str = "settling",
     window: float | timedelta | None = None,
+    operation_id: Callable[..., str | int] | str | None = None,
 ) -> Any:
     """Makes a function, node or tool a side effect that happens once.
 
@@ -221,6 +247,9 @@ def effect(
         lookup: ``"strong"`` when the lookup never lags; else "absent" is read twice.
         window: For ``idempotent``: how long the receiver remembers a key (seconds, or a
             ``timedelta``); by default for ever. Later it is asked (``reconcile``), or a person is.
+        operation_id: Names the business operation, e.g. an invoice: an argument's name, or a
+            function of the arguments. It happens once per tenant, whatever thread or run calls
+            it, and the same id with other arguments is a conflict.
 
     Raises:
         Misconfigured: At decoration: the settings contradict each other.
@@ -238,6 +267,7 @@ def effect(
         "settling": settling,
         "lookup": lookup,
         "window": window,
+        "operation_id": operation_id,
     }
     if fn is None:
         return lambda function: _decorate(function, settings)
@@ -292,6 +322,9 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
     unknown = [n for n in settings["compare"] if n not in parameters]
     if unknown and not open_ended and not callable(settings["inputs"]):
         raise Misconfigured(field=where, reason=f"compare= names no argument: {unknown[0]!r}")
+    operation = settings["operation_id"]
+    if isinstance(operation, str) and operation not in parameters:
+        raise Misconfigured(field=where, reason=f"operation_id= names no argument: {operation!r}")
     is_async = inspect.iscoroutinefunction(fn)
     if inspect.iscoroutinefunction(settings["reconcile"]) and not is_async:
         raise Misconfigured(
@@ -321,6 +354,7 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
         settling_ms=None if settings["settling"] is None else int(settings["settling"] * 1000),
         strong=settings["lookup"] == "strong",
         window_ms=window_ms,
+        operation_id=settings["operation_id"],
         signature=signature,
         takes_key=takes_key,
         takes_call=takes_call,
@@ -400,6 +434,45 @@ def _steps(spec: _Effect, at: Here, request: flow.CallRequest, args: Any, kwargs
         passed = yield _Published(timeout_ms, lambda: flow.barrier_passed(session, request))
         if not passed:
             raise flow.barrier_timeout(session, request, timeout_ms)
+    if request.operation:
+        result = yield from _operation(spec, at, serde, request, args, kwargs)
+    else:
+        result = yield from _once(spec, at, serde, request, args, kwargs)
+    return result
+
+
+def _operation(
+    spec: _Effect,
+    at: Here,
+    serde: Serializer,
+    request: flow.CallRequest,
+    args: Any,
+    kwargs: Any,
+) -> _Steps:
+    """The same in the journal of the operation that the call names (E4c)."""
+    ports = at.core.ports
+    made: list[Session] = []
+    try:
+        yield _Flow(lambda: made.append(open_operation(ports, at.session, request)))
+        inside = Here(at.core, made[0], at.place)
+        named = request_of(at.session, request)
+        result = yield from _once(spec, inside, serde, named, args, kwargs)
+    finally:
+        for operation in made:
+            yield _Flow(functools.partial(close_operation, ports, operation))
+    return result
+
+
+def _once(
+    spec: _Effect,
+    at: Here,
+    serde: Serializer,
+    request: flow.CallRequest,
+    args: Any,
+    kwargs: Any,
+) -> _Steps:
+    """Decision, then replay, lookup or send."""
+    ports, session = at.core.ports, at.session
     step: flow.Step = yield from _decided(at, lambda: flow.begin(ports, session, serde, request))
     while step.asks:
         left_ms = flow.settle_left_ms(ports, step)

@@ -16,6 +16,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 
 from surefoot.errors import Misuse
 from surefoot.offload import calling_task
+from surefoot.rules.effects import OPERATION_PREFIX
 from surefoot.session import Caller, RunHandle
 
 __all__ = ["Target", "caller", "checkpoint_id_of", "path_text", "run_of", "target_of", "thread_id"]
@@ -47,6 +48,11 @@ def target_of(config: Mapping[str, Any] | None, *, field: str = "config") -> Tar
             reason="is missing; pass {'configurable': {'thread_id': …}}",
         )
     thread = thread_id(thread, field=f"{field}['configurable']['thread_id']")
+    if thread.startswith(OPERATION_PREFIX):
+        raise Misuse(
+            field=f"{field}['configurable']['thread_id']",
+            reason=f"must not begin with {OPERATION_PREFIX!r}, which is for operation ids",
+        )
     namespace = configurable.get("checkpoint_ns") or ""
     if not isinstance(namespace, str):
         raise _not_text(field, "checkpoint_ns", namespace)

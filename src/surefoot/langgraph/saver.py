@@ -59,6 +59,7 @@ from surefoot.langgraph.serde import StrictSerializer
 from surefoot.ports import HighWater
 from surefoot.rules.credentials import decide_credential
 from surefoot.rules.decisions import Decision, SignedDecision
+from surefoot.rules.effects import OPERATION_PREFIX
 from surefoot.rules.envelope import Kind, hash8
 from surefoot.session import RunHandle, Session
 from surefoot.signing import Reviewers
@@ -431,6 +432,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         streams = [
             self._list_thread(Target(thread, "", None), None, filter_, before_id)
             for thread in all_threads(ports)
+            if not thread.startswith(OPERATION_PREFIX)  # has no checkpoints
         ]
         return heapq.merge(*streams, key=lambda t: t.checkpoint["id"], reverse=True)
 

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
+from urllib.parse import quote
 
 from surefoot.rules.envelope import tlv
 from surefoot.rules.fingerprint import Unfingerprintable, fingerprint
 
 __all__ = [
+    "OPERATION_PREFIX",
     "Barrier",
     "BarrierFacts",
     "Call",
@@ -30,6 +32,7 @@ __all__ = [
     "decide_match",
     "idempotency_key",
     "may_adopt",
+    "operation_thread",
     "slot_of",
     "strip_task_ids",
 ]
@@ -109,6 +112,15 @@ def slot_of(position: Position) -> bytes:
 def idempotency_key(purpose_key: bytes, slot: bytes) -> str:
     """The key sent to the receiver: a keyed digest of the identity (rule E9), 128 bits, hex."""
     return hmac.digest(purpose_key, tlv("idempotency/v1", slot), "sha256").hex()[:32]
+
+
+#: What the names of journals of operations begin with; no thread of a user may.
+OPERATION_PREFIX = "surefoot:operation:"
+
+
+def operation_thread(name: str, operation_id: str) -> str:
+    """Thread id of the journal of a business operation (rule E4c): one per effect and id."""
+    return f"{OPERATION_PREFIX}{quote(name, safe='', errors='surrogatepass')}:{operation_id}"
 
 
 # --- the barrier (E1) --------------------------------------------------------------------------
