@@ -46,7 +46,10 @@ from surefoot.errors import (
     StoreUnavailable,
     SurefootError,
 )
+from surefoot.flows.views import viewing
 from surefoot.keys import Key
+from surefoot.rules.bodies import EffectBody
+from surefoot.rules.envelope import Kind
 
 RETRY = RetryPolicy(max_attempts=2, initial_interval=0.001, jitter=False)
 
@@ -585,6 +588,20 @@ def test_case_09_other_arguments_at_the_same_place(either: Bench, kind: str, fau
     assert caught.value.differs == ["amount"]
     assert caught.value.recorded != caught.value.proposed
     assert caught.value.key == either.world.keys[0]
+    held = newest_effect(either, config)
+    assert held.conflict is not None  # what was proposed is kept beside what is recorded
+    assert held.state == ("succeeded" if fault is None else held.state)
+
+
+def newest_effect(bench: Bench, config: dict[str, Any]) -> EffectBody:
+    """The newest record of an effect of a thread."""
+
+    def newest(chain: Any) -> EffectBody:
+        record = next(r for r in chain.walk() if r.kind is Kind.EFFECT)
+        return EffectBody.unpack(record.schema, record.body)
+
+    thread = config["configurable"]["thread_id"]
+    return viewing(bench.saver.core.ports, thread, newest)
 
 
 @pytest.mark.parametrize("order", [("shop-1", "shop-2")])

@@ -11,7 +11,7 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 from tests.saver.conftest import BACKENDS, TABLES, Backend, make_backend
 
-from surefoot import Absent, Committed, ResumePolicy, SurefootSaver, effect
+from surefoot import Absent, Committed, Limits, ResumePolicy, SurefootSaver, effect
 from surefoot.signing import Reviewers, SigningKey
 
 STEPS = 4
@@ -74,6 +74,8 @@ class Place:
             "reviewers": self.reviewers,
             # A run that ended in a static interrupt gives its lease back in a thread of its own.
             "policy": ResumePolicy(settling_ms=0, handover_grace_ms=10_000),
+            # Nothing is stored by the clock: boundaries are counted.
+            "limits": Limits(flush_after_ms=10**9),
             **settings,
         }
         return self.backend.open_saver(**given)

@@ -422,12 +422,14 @@ def test_an_update_of_the_state_after_a_restore_moves_no_effect_out_of_sight(
 def test_a_fork_that_was_lost_and_is_made_again_sends_nothing_unasked(
     place: Place, classes: str
 ) -> None:
+    """A fork that did everything anew; its records are lost, what it sent is not."""
     place.graph(classes, stop=1).invoke({"done": []}, at("t"))
     paused = place.saver.get_tuple(at("t"))
     assert paused is not None
     place.graph(classes).invoke(None, at("t"))
     before = Snapshot(place.backend)
-    place.graph(classes).invoke(None, paused.config)
+    anew = place.open(policy=ResumePolicy(on_fork="execute", handover_grace_ms=10_000))
+    place.graph(classes, anew).invoke(None, paused.config)
     sent = len(place.world.sent[classes])
     assert sent == 7
     before.put_back()

@@ -20,6 +20,7 @@ from surefoot.errors import (
     NotStorable,
 )
 from surefoot.flows import adoption, journal, save
+from surefoot.flows.compensation import Undo, find_target
 from surefoot.flows.cover import cover_of
 from surefoot.flows.values import Loader, Writer, writer_for
 from surefoot.ports import Ports, Serializer
@@ -119,6 +120,8 @@ class CallRequest:
         can_ask: A lookup is declared.
         operation: ``operation_id`` of the call (E4c); empty when it has none.
         caller: For an operation: the thread that calls it.
+        undo: The effect that the call undoes, if it does; what it is given is found then.
+        undoes: The slot of that effect, once it is found.
     """
 
     name: str
@@ -134,6 +137,8 @@ class CallRequest:
     can_ask: bool = False
     operation: str = ""
     caller: str = ""
+    undo: Undo | None = None
+    undoes: bytes = b""
 
 
 @dataclass(slots=True)
@@ -244,6 +249,11 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: CallReques
         loose = None if held else _elsewhere(ports, session, serde, request)
         if loose is not None and loose.body.slot == slot:
             held, loose = loose.body, None
+        if request.undo is not None:
+            known = loose.body if held is None and loose is not None else held
+            request = _aimed(ports, session, serde, request, known)
+            if not request.undoes:
+                return _nothing_to_undo(request, position, slot)
         facts = _facts(ports, session, request, position, slot, held)
         verdict = decide_call(_with(facts, loose), ports.policy.on_fork)
         body, rows = _body(ports, session, serde, request, position, slot, held)
@@ -256,6 +266,42 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: CallReques
                 replace(facts, state=held.state, same_arguments=True, intent=True)
             )
         return _carry_out(ports, session, serde, request, verdict, body, rows, held)
+
+
+def _aimed(
+    ports: Ports,
+    session: Session,
+    serde: Serializer,
+    request: CallRequest,
+    held: EffectBody | None,
+) -> CallRequest:
+    """A call that undoes an effect, with what its body is given; without `undoes` when none is."""
+    if held is not None and held.arguments is not None:
+        arguments = _load(ports, session, serde, held.arguments)
+        return replace(request, arguments=arguments, undoes=held.compensates)
+    if request.undo is None:
+        return request
+    target = find_target(ports, session, serde, request.undo)
+    if target is None:
+        return request
+    return replace(request, arguments=target.given, undoes=target.slot)
+
+
+def _nothing_to_undo(request: CallRequest, position: Position, slot: bytes) -> Step:
+    """Nothing is recorded and nothing is sent: what would be undone did not happen."""
+    body = EffectBody(
+        slot=slot,
+        name=request.name,
+        state="absent",
+        attempt=0,
+        receiver=request.receiver.value,
+        fingerprint=request.fingerprint,
+        key="",
+        namespace="",
+        checkpoint_id="",
+        position=position.shown(),
+    )
+    return Step(Verdict.REPLAY, request, body, None)
 
 
 def _elsewhere(
@@ -540,6 +586,7 @@ def _body(
         task=request.place.root_task,
         operation=request.operation,
         caller=request.caller,
+        compensates=request.undoes,
     )
     return body, writer.rows
 
@@ -902,7 +949,10 @@ def _conflict(
     request: CallRequest,
     reason: str,
 ) -> EffectConflict:
-    """The error for other arguments than recorded; names what differs, shows no values."""
+    """The error for other arguments than recorded; names what differs, shows no values.
+
+    The arguments that were proposed are kept in the ledger beside the recorded ones.
+    """
     before = {} if held.arguments is None else _load(ports, session, serde, held.arguments)
     now = request.arguments
     names = [
@@ -912,6 +962,7 @@ def _conflict(
         or name not in now
         or decide_match([name], {name: now[name]}, before) is not None
     ]
+    _keep_both(ports, session, serde, held, request)
     return EffectConflict(
         effect=held.name,
         thread=session.identity.thread,
@@ -923,6 +974,17 @@ def _conflict(
         recorded=held.fingerprint.hex(),
         proposed=request.fingerprint.hex(),
     )
+
+
+def _keep_both(
+    ports: Ports, session: Session, serde: Serializer, held: EffectBody, request: CallRequest
+) -> None:
+    """Records what was proposed at a slot that holds another call; its state stays as it is."""
+    writer = writer_for(ports, session, serde)
+    proposed = {"fingerprint": request.fingerprint, "arguments": dict(request.arguments)}
+    typed = writer.value(proposed, channel=f"(arguments of {request.name})")
+    if typed != held.conflict:
+        _record(ports, session, replace(held, conflict=typed), writer.rows)
 
 
 def in_doubt(session: Session, body: EffectBody, reason: str) -> EffectInDoubt:

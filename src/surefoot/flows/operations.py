@@ -47,7 +47,8 @@ def open_operation(ports: Ports, session: Session, request: CallRequest) -> Sess
     with session.lock:
         session.check()
         guard_lease(ports, session)
-    operation, _ = acquire(ports, operation_thread(request.name, request.operation), None)
+    name = request.name if request.undo is None else request.undo.name
+    operation, _ = acquire(ports, operation_thread(name, request.operation), None)
     operation.serde = session.serde
     return operation
 

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, overload
@@ -22,6 +22,7 @@ from langgraph.store.base import BaseStore
 
 from surefoot.errors import Misconfigured, Misuse, Refused, SurefootError
 from surefoot.flows import effects as flow
+from surefoot.flows.compensation import Undo
 from surefoot.flows.operations import close_operation, open_operation, request_of
 from surefoot.langgraph.bubble import bubbling
 from surefoot.langgraph.hooks import EffectCall, Hook, call_of, register, understood
@@ -38,6 +39,7 @@ R = TypeVar("R")
 _POLL_MS = 200
 _INJECTED = frozenset({"RunnableConfig", "Runtime", "ToolRuntime", "BaseStore", "StreamWriter"})
 _TOOL = "surefoot_tool"
+_SPEC = "__surefoot_effect__"
 
 
 # --- what a step may ask its shell for ---------------------------------------------------------
@@ -100,6 +102,7 @@ class _Effect:
     takes_key: bool
     takes_call: bool
     hook: Hook | None
+    inverse: _Effect | None
 
     def request(
         self, at: Here, bound: inspect.BoundArguments, call_id: str | None
@@ -150,6 +153,31 @@ class _Effect:
                 field=f"effect {self.name!r}, inputs", reason=f"no argument {missing[0]!r}"
             )
         return {name: given[name] for name in self.inputs}
+
+    def taken(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What of the arguments of another call the function takes, by name."""
+        if any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values()):
+            return dict(arguments)
+        return {n: v for n, v in arguments.items() if n in self.signature.parameters}
+
+    def undo(
+        self, inverse: _Effect, at: Here, bound: inspect.BoundArguments, call_id: str | None
+    ) -> flow.CallRequest:
+        """A call of the inverse that undoes a call with these arguments."""
+        arguments = self.semantic(bound)
+        meant = {"undoes": self.name, "arguments": arguments}
+        return replace(
+            self.request(at, bound, call_id),
+            name=inverse.name,
+            receiver=inverse.receiver,
+            fingerprint=fingerprint(meant, effect=inverse.name),
+            compare=inverse.compare,
+            settling_ms=inverse.settling_ms,
+            strong=inverse.strong,
+            window_ms=inverse.window_ms,
+            can_ask=inverse.reconcile is not None,
+            undo=Undo(self.name, fingerprint(arguments, effect=self.name)),
+        )
 
     def given(self, bound: inspect.BoundArguments) -> dict[str, Any]:
         """The arguments without what is handed in beside them."""
@@ -206,6 +234,7 @@ def effect(
     lookup: str = ...,
     window: float | timedelta | None = ...,
     operation_id: Callable[..., str | int] | str | None = ...,
+    compensate: Callable[..., Any] | None = ...,
 ) -> Callable[[Callable[..., R]], Callable[..., R]]: ...
 
 
@@ -222,6 +251,7 @@ def effect(
     lookup: str = "settling",
     window: float | timedelta | None = None,
     operation_id: Callable[..., str | int] | str | None = None,
+    compensate: Callable[..., Any] | None = None,
 ) -> Any:
     """Makes a function, node or tool a side effect that happens once.
 
@@ -250,6 +280,9 @@ def effect(
         operation_id: Names the business operation, e.g. an invoice: an argument's name, or a
             function of the arguments. It happens once per tenant, whatever thread or run calls
             it, and the same id with other arguments is a conflict.
+        compensate: The inverse, an effect of its own. ``fn.compensate(…)``, called with the
+            arguments of a call, undoes it once: the inverse gets those arguments that it takes,
+            ``result`` and ``receipt``. Nothing to undo gives None.
 
     Raises:
         Misconfigured: At decoration: the settings contradict each other.
@@ -268,6 +301,7 @@ def effect(
         "lookup": lookup,
         "window": window,
         "operation_id": operation_id,
+        "compensate": compensate,
     }
     if fn is None:
         return lambda function: _decorate(function, settings)
@@ -282,13 +316,35 @@ def _decorate(fn: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[.
         async def run_async(*args: Any, **kwargs: Any) -> Any:
             return await _drive_async(spec, args, kwargs)
 
-        return _as_tool(run_async, spec)
+        return _with_spec(_as_tool(run_async, spec), spec)
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
         return _drive(spec, args, kwargs)
 
-    return _as_tool(run, spec)
+    return _with_spec(_as_tool(run, spec), spec)
+
+
+def _with_spec(run: Callable[..., Any], spec: _Effect) -> Callable[..., Any]:
+    """Hangs on the wrapper what it is, and how it is undone."""
+    setattr(run, _SPEC, spec)
+    if spec.inverse is not None:
+        run.compensate = _compensate(spec, spec.inverse)  # type: ignore[attr-defined]
+    return run
+
+
+def _compensate(spec: _Effect, inverse: _Effect) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(inverse.fn):
+
+        async def undo_async(*args: Any, **kwargs: Any) -> Any:
+            return await _drive_async(spec, args, kwargs, inverse)
+
+        return undo_async
+
+    def undo(*args: Any, **kwargs: Any) -> Any:
+        return _drive(spec, args, kwargs, inverse)
+
+    return undo
 
 
 def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
@@ -359,7 +415,36 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
         takes_key=takes_key,
         takes_call=takes_call,
         hook=_hook(fn, name, settings),
+        inverse=_inverse(where, parameters, settings["compensate"]),
     )
+
+
+def _inverse(where: str, parameters: Mapping[str, Any], declared: Any) -> _Effect | None:
+    """The effect that undoes this one; what it needs has to be known of every call."""
+    if declared is None:
+        return None
+    inverse = getattr(declared, _SPEC, None)
+    if not isinstance(inverse, _Effect):
+        raise Misconfigured(
+            field=where, reason="compensate= is an effect of its own: decorate it with @effect"
+        )
+    if inverse.operation_id is not None:
+        raise Misconfigured(
+            field=where,
+            reason="the effect of compensate= has no operation_id= of its own; what it undoes has",
+        )
+    known = {*parameters, "result", "receipt", "idempotency_key", "call"}
+    for name, parameter in inverse.signature.parameters.items():
+        fixed = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if fixed and parameter.default is parameter.empty and name not in known:
+            raise Misconfigured(
+                field=where,
+                reason=(
+                    f"{inverse.name!r} needs {name!r}; compensate= is given the arguments of the "
+                    "effect, its result and its receipt"
+                ),
+            )
+    return inverse
 
 
 def _hook(fn: Callable[..., Any], name: str, settings: Mapping[str, Any]) -> Hook | None:
@@ -520,6 +605,8 @@ def _send(
     ports, session = at.core.ports, at.session
     call = call_of(at.core, session, serde, step)
     given = dict(kwargs)
+    if step.request.undo is not None:
+        args, given = (), spec.taken(step.request.arguments)
     if spec.takes_key:
         given["idempotency_key"] = call.key
     if spec.takes_call:
@@ -555,7 +642,9 @@ def _take_answer(at: Here, serde: Serializer, step: flow.Step, answer: Any) -> f
 # --- shells ------------------------------------------------------------------------------------
 
 
-def _prepare(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> tuple[Here, _Steps]:
+def _prepare(
+    spec: _Effect, args: Any, kwargs: dict[str, Any], inverse: _Effect | None
+) -> tuple[Here, _Steps]:
     tool = kwargs.pop(_TOOL, None)
     call_id = None
     if "call_id" in kwargs and "call_id" not in spec.signature.parameters:
@@ -573,15 +662,17 @@ def _prepare(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> tuple[Here, _S
     bound = spec.signature.bind(*args, **kwargs, **blanks)
     bound.apply_defaults()
     at = here(spec.name, [*args, *kwargs.values(), tool])
+    if inverse is not None:
+        return at, _steps(inverse, at, spec.undo(inverse, at, bound, call_id), (), {})
     request = spec.request(at, bound, call_id)
     return at, _steps(spec, at, request, args, kwargs)
 
 
-def _drive(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> Any:
+def _drive(spec: _Effect, args: Any, kwargs: dict[str, Any], inverse: _Effect | None = None) -> Any:
     """The synchronous shell."""
     at: Here | None = None
     try:
-        at, steps = _prepare(spec, args, dict(kwargs))
+        at, steps = _prepare(spec, args, dict(kwargs), inverse)
         _refuse_own_loop(spec, at)
         return _pump(steps, functools.partial(_act, at))
     except SurefootError as error:
@@ -650,11 +741,13 @@ def _refuse_own_loop(spec: _Effect, at: Here) -> None:
         )
 
 
-async def _drive_async(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> Any:
+async def _drive_async(
+    spec: _Effect, args: Any, kwargs: dict[str, Any], inverse: _Effect | None = None
+) -> Any:
     """The asynchronous shell."""
     at: Here | None = None
     try:
-        at, steps = _prepare(spec, args, dict(kwargs))
+        at, steps = _prepare(spec, args, dict(kwargs), inverse)
         value: Any = None
         error: BaseException | None = None
         while True:
