@@ -17,6 +17,7 @@ from surefoot.errors import EffectInDoubt, EffectOnFork, Misuse
 from surefoot.flows.views import viewing
 from surefoot.rules.bodies import CheckpointBody
 from surefoot.rules.envelope import Kind
+from surefoot.testing.faults import Died, Fault, Plan, bury, with_faults
 
 pytestmark = pytest.mark.optimized
 COLOURS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -35,6 +36,7 @@ class Pay:
         self.asynchronous = asynchronous
         self.dies_at: set[int] = set()
         self.found = True
+        self.after: Callable[[], None] = lambda: None
         #: A node of this effect is about to return.
         self.returns = threading.Event()
         settings: dict[str, Any] = {"name": "pay", "idempotent": kind == "K"}
@@ -43,6 +45,7 @@ class Pay:
 
         def pay(what: Any, *, call: EffectCall) -> Any:
             self.world.send(what, call.key)
+            self.after()
             if self.world.count in self.dies_at:
                 raise Boom
             return f"paid {what}"
@@ -193,6 +196,35 @@ def test_a_doubt_of_class_n_is_adopted_and_stays_one(either: Bench) -> None:
         again = fan_out(pay, either, [False, False], either.open())
         with pytest.raises(EffectInDoubt):
             again.invoke({"log": ["again"]}, config)
+    assert either.world.sent == [7]
+
+
+@pytest.mark.parametrize("kind", ["L", "N"])
+def test_a_start_of_a_dead_process_is_adopted_as_maybe_sent(either: Bench, kind: str) -> None:
+    """The process dies inside the effect, so only its start is recorded."""
+    pay = Pay(either, kind)
+    config = either.config()
+    dying = either.open()
+    plan = Plan({"effect.body.after#1": Fault.DIE})
+
+    def die() -> None:
+        plan.around("effect.body", lambda: None)
+
+    pay.after = die
+    with_faults(dying, plan)
+    with pytest.raises(Died):
+        fan_out(pay, either, [False], dying).invoke({"log": []}, config)
+    bury(dying, plan)
+    assert plan.hit == ["effect.body.after#1"]
+    pay.after = lambda: None
+    again = fan_out(pay, either, [False, False], either.open())
+    if kind == "L":
+        assert "found" in again.invoke({"log": ["again"]}, config)["log"]
+    else:
+        with pytest.raises(EffectInDoubt):
+            again.invoke({"log": ["again"]}, config)
+        with pytest.raises(EffectInDoubt):
+            again.invoke(None, config)
     assert either.world.sent == [7]
 
 

@@ -9,6 +9,9 @@ __all__ = ["EFFECTS"]
 _RULES = "tests/rules/test_effects.py::"
 _EFFECT = "tests/effects/test_effect.py::"
 _ORDER = "tests/effects/test_order.py::"
+_ADOPTION = "tests/effects/test_adoption.py::"
+_OPERATIONS = "tests/effects/test_operations.py::"
+_FIRST = "tests/effects/test_ask_first.py::"
 _RESTORE = "tests/orders/test_restore.py::"
 _MOVED = f"{_RESTORE}test_an_update_of_the_state_after_a_restore_moves_no_effect_out_of_sight"
 _HARDENING = "tests/saver/test_hardening.py::"
@@ -28,7 +31,7 @@ EFFECTS = (
     Mutant(
         "E1-barrier-passes-under-exit",
         "rules/effects.py",
-        "    return Barrier.PASS if facts.receiver is Receiver.DEDUPLICATES else Barrier.REFUSE\n",
+        "    return Barrier.PASS if safe else Barrier.REFUSE\n",
         "    return Barrier.PASS\n",
         "no checkpoint stands before the effect, so the next run does it again",
         (f"{_RULES}test_the_barrier", f"{_EFFECT}test_durability_exit[sqlite-N-False]"),
@@ -44,8 +47,8 @@ EFFECTS = (
     Mutant(
         "E1-exit-on-an-older-checkpoint",
         "flows/effects.py",
-        "    if then is Barrier.PASS and session.started_behind:\n",
-        "    if then is Barrier.REFUSE and session.started_behind:\n",
+        "    if then is Barrier.PASS and session.started_behind and not request.operation:\n",
+        "    if then is Barrier.REFUSE and session.started_behind and not request.operation:\n",
         "without a branch of its own a rerun's effects are taken for those of the first run",
         (f"{_HARDENING}test_exit_durability_refuses_effects_on_an_older_checkpoint[sqlite]",),
     ),
@@ -140,12 +143,93 @@ EFFECTS = (
         "two equal calls of one task become one",
         (f"{_EFFECT}test_case_10_twice_in_one_node[sqlite-N]",),
     ),
+    # --- E4b: adoption ----------------------------------------------------------------------------
+    Mutant(
+        "E4b-nothing-is-adopted",
+        "rules/effects.py",
+        "        if same and may_adopt(found):\n",
+        "        if same and found.state not in _ADOPTABLE:\n",
+        "new input after a failed fan-out repeats what the finished branch did",
+        (
+            f"{_RULES}test_the_oldest_equal_one_is_adopted",
+            f"{_ADOPTION}test_case_11_new_input_after_a_failed_fan_out[sqlite-False-sync-N]",
+        ),
+    ),
+    Mutant(
+        "E4b-adopted-for-ever",
+        "flows/adoption.py",
+        "    session.loose = [held for held in session.loose if held is not found]\n",
+        "    session.loose = [*session.loose]\n",
+        "an intended repeat gets the result of what was adopted before",
+        (f"{_ADOPTION}test_it_is_adopted_once_only[N]",),
+    ),
+    Mutant(
+        "E4b-an-adoption-is-forgotten-in-a-crash",
+        "flows/adoption.py",
+        "        if found.body.origin not in taken\n",
+        "        if found.body.origin\n",
+        "what the journal's tail has taken over is taken over again",
+        (f"{_ADOPTION}test_a_crash_between_the_adoption_and_its_checkpoint[sqlite]",),
+    ),
+    Mutant(
+        "E4b-a-doubt-is-adopted-as-never-sent",
+        "flows/effects.py",
+        "        intent=slot in session.intents or bool(held is not None and held.adopted),\n",
+        "        intent=slot in session.intents,\n",
+        "what was started under the old slot counts as never sent under the new one",
+        (f"{_ADOPTION}test_a_start_of_a_dead_process_is_adopted_as_maybe_sent[sqlite-N]",),
+    ),
+    Mutant(
+        "E4b-an-update-consumes-what-it-drops",
+        "flows/adoption.py",
+        '    if under and source == "update" and _clears(',
+        '    if under and source == "update" or _clears(',
+        "a branch that an update dropped runs again, and so does its effect",
+        (f"{_ADOPTION}test_an_update_drops_what_the_tasks_have_written[sqlite-sync]",),
+    ),
+    # --- E4c: operations --------------------------------------------------------------------------
+    Mutant(
+        "E4c-an-operation-belongs-to-its-thread",
+        "flows/operations.py",
+        "    operation, _ = acquire(ports, operation_thread(name, request.operation), None)\n",
+        "    mine = operation_thread(name, request.operation) + session.identity.thread\n"
+        "    operation, _ = acquire(ports, mine, None)\n",
+        "two threads charge one invoice",
+        (f"{_OPERATIONS}test_once_for_all_threads_and_runs[sqlite-sync-sync-N]",),
+    ),
+    Mutant(
+        "E4c-names-run-together",
+        "rules/effects.py",
+        "{quote(name, safe='', errors='surrogatepass')}",
+        "{name}",
+        "two effects with a colon in a name or an id are one operation",
+        (f"{_OPERATIONS}test_effects_of_one_id_do_not_meet",),
+    ),
+    # --- E7: asked before the first node ----------------------------------------------------------
+    Mutant(
+        "E7-nobody-is-asked-first",
+        "langgraph/saver.py",
+        "        if fresh and questions(session):\n",
+        "        if not fresh and questions(session):\n",
+        "a model decides what to do next before anybody knows what was done",
+        (f"{_FIRST}test_the_receiver_is_asked_before_any_node[sqlite-sync]",),
+    ),
+    Mutant(
+        "E7-absent-counts-at-load",
+        "flows/effects.py",
+        "        elif isinstance(answer, Conflicting):\n",
+        "        elif isinstance(answer, Absent):\n"
+        '            _close(ports, session, replace(step.body, state="absent"), ())\n'
+        "        elif isinstance(answer, Conflicting):\n",
+        "the request of the last owner may still be under way",
+        (f"{_FIRST}test_the_thread_loads_at_once_and_only_the_effect_waits",),
+    ),
     # --- E5: intents ------------------------------------------------------------------------------
     Mutant(
         "E5-no-intent-for-class-n",
         "flows/effects.py",
-        "        if step.request.receiver is not Receiver.DEDUPLICATES:\n",
-        "        if step.request.receiver is Receiver.CAN_BE_ASKED:\n",
+        "        if step.request.receiver is not Receiver.DEDUPLICATES or ",
+        "        if step.request.receiver is Receiver.CAN_BE_ASKED or ",
         "after a takeover nothing says that it may have been sent",
         (
             f"{_EFFECT}test_an_outcome_that_could_not_be_recorded_stays_open[N]",
@@ -180,8 +264,8 @@ EFFECTS = (
     Mutant(
         "E5-intents-never-leave",
         "flows/save.py",
-        "        session.intents.pop(slot, None)\n        session.effects.pop(slot, None)\n",
-        "        session.effects.pop(slot, None)\n",
+        "        session.intents.pop(slot, None)\n        held = session.effects.pop(slot, None)\n",
+        "        held = session.effects.pop(slot, None)\n",
         "an intent whose step is folded blocks nothing any more, and the mark grows for ever",
         (f"{_HARDENING}test_effects_left_in_doubt_do_not_pile_up_in_the_mark[sqlite]",),
     ),
@@ -354,10 +438,10 @@ EFFECTS = (
     ),
     Mutant(
         "E8-broken-lookup-says-absent",
-        "langgraph/effects.py",
-        '        answer = Unknown(f"the lookup raised {type(answer).__qualname__}; '
+        "langgraph/hooks.py",
+        '        return Unknown(f"the lookup raised {type(answer).__qualname__}; '
         'repair it and run again")\n',
-        "        answer = Absent()\n",
+        "        return Absent()\n",
         "a lookup that fails proves nothing",
         (f"{_EFFECT}test_what_says_nothing_proves_nothing",),
     ),
@@ -394,9 +478,8 @@ EFFECTS = (
     Mutant(
         "E9-key-of-the-attempt",
         "flows/effects.py",
-        "        step.body = replace(body, attempt=attempt, key=key, ",
-        '        key = f"{key[:-2]}{attempt:02d}"\n'
-        "        step.body = replace(body, attempt=attempt, key=key, ",
+        "            key=body.key if held is None else held.key,\n",
+        '            key=body.key if held is None else f"{held.key[:-2]}{held.attempt:02d}",\n',
         "every attempt is a new charge to the receiver",
         (f"{_EFFECT}test_class_k_is_sent_again_with_the_same_key[sqlite]",),
     ),

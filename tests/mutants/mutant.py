@@ -15,7 +15,8 @@ PACKAGE = Path("src", "surefoot")
 RULES = (
     *(f"P{n}" for n in range(8)),
     *(f"R{n}" for n in (1, 2, 3, 4, 5, 6, 12, 13)),
-    *(f"E{n}" for n in (1, 2, 3, 4, 5, 6, 8, 9, 10)),
+    *(f"E{n}" for n in range(1, 11)),
+    *("E4b", "E4c"),
 )
 
 
