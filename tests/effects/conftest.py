@@ -19,6 +19,7 @@ from langgraph.graph import END, START, StateGraph
 from tests.postgres import fresh_database
 
 from surefoot import Keyring, ResumePolicy, SurefootSaver
+from surefoot.langgraph import hooks
 
 _numbers = itertools.count(1)
 
@@ -169,6 +170,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
         if on_a_loop and item.path.parent == Path(__file__).parent and "config" not in item.name:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lookups are found by name in the whole process; each test is a process of its own."""
+    monkeypatch.setattr(hooks, "_known", {})
 
 
 @pytest.fixture

@@ -136,15 +136,21 @@ def test_the_thread_loads_at_once_and_only_the_effect_waits(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize(
-    "answer", [Conflicting({"amount": 700}), Committed({"amount": 9}), Committed({})]
+    ("answer", "reason"),
+    [
+        (Conflicting({"amount": 700}), "something else"),
+        (Committed({"amount": 9}), "'amount' differs"),
+        (Committed({}), "lacks 'amount'"),
+    ],
 )
-def test_what_does_not_match_is_for_a_person(either: Bench, answer: Any) -> None:
+def test_what_does_not_match_is_for_a_person(either: Bench, answer: Any, reason: str) -> None:
     world = World(answer)
     config = crashed(either, world)
     for _ in range(2):
         with pytest.raises(EffectInDoubt) as refused:
             world.invoke(either.graph(world.node(), saver=either.open()), None, config)
         assert refused.value.state == "needs_review"
+        assert reason in str(refused.value)
     assert world.log == ["asked", "thought", "thought"]
     assert world.sent == 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,21 @@ from surefoot.flows.views import viewing
 from surefoot.keys import Key
 from surefoot.rules.bodies import EffectBody
 from surefoot.rules.envelope import Kind
+
+
+@pytest.fixture(autouse=True)
+def _two_of_a_name(_own_hooks: None) -> Iterator[None]:
+    """Another effect is called the same, so receivers are asked where the run calls the effect.
+
+    What is asked before the first node is tested in test_ask_first.py.
+    """
+
+    @effect(name="pay", reconcile=lambda call: Unknown())
+    def another(amount: int) -> None: ...
+
+    yield
+    del another
+
 
 RETRY = RetryPolicy(max_attempts=2, initial_interval=0.001, jitter=False)
 

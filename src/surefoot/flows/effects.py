@@ -372,7 +372,9 @@ def _carry_out(
             # So that it stands in the ledger, and a decision can settle it.
             held = replace(held or body, state="in_doubt", error=call.reason)
             _record(ports, session, held, rows)
-        raise in_doubt(session, held, call.reason)
+            raise in_doubt(session, held, call.reason)
+        why = f" ({held.error})" if held.error else ""
+        raise in_doubt(session, held, f"{call.reason}{why}")
     if call.verdict is Verdict.REPLAY and held is not None:
         return _replay(ports, session, serde, request, held)
     step = Step(call.verdict, request, held or body, rows=rows, may_run=call.may_run)
