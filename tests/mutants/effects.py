@@ -202,8 +202,8 @@ EFFECTS = (
         "rules/effects.py",
         "{quote(name, safe='', errors='surrogatepass')}",
         "{name}",
-        "two effects with a colon in a name or an id are one operation",
-        (f"{_OPERATIONS}test_effects_of_one_id_do_not_meet",),
+        "two operations with a colon in a name or an id share a journal and a lease",
+        (f"{_RULES}test_each_operation_has_a_journal_of_its_own",),
     ),
     # --- E7: asked before the first node ----------------------------------------------------------
     Mutant(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from surefoot.rules.answers import Absent, Committed, Conflicting, Unknown
 from surefoot.rules.effects import (
+    OPERATION_PREFIX,
     Barrier,
     BarrierFacts,
     CallFacts,
@@ -30,6 +31,7 @@ from surefoot.rules.effects import (
     decide_expired,
     decide_match,
     idempotency_key,
+    operation_thread,
     slot_of,
     strip_task_ids,
 )
@@ -188,6 +190,16 @@ def test_the_oldest_equal_one_is_adopted() -> None:
 def test_what_did_not_happen_is_not_adopted(state: str, adoptable: bool) -> None:
     found = decide_adoption("pay", b"a", [Loose("pay", b"a", state, False)])
     assert (found == 0) is adoptable
+
+
+# --- E4c: operations ---------------------------------------------------------------------------
+
+
+def test_each_operation_has_a_journal_of_its_own() -> None:
+    pairs = [("charge", "x:1"), ("charge:x", "1"), ("charge%3Ax", "1"), ("charge\ud800", "1")]
+    names = {operation_thread(*pair) for pair in pairs}
+    assert len(names) == len(pairs)
+    assert all(name.startswith(OPERATION_PREFIX) for name in names)
 
 
 # --- the receiver's window (case 20) --------------------------------------------------------------
