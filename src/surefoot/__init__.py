@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from surefoot.config import Limits, ResumePolicy
     from surefoot.keys import Keyring
     from surefoot.langgraph.effects import EffectCall, effect
+    from surefoot.langgraph.reads import now, pure, random, recorded, uuid4
     from surefoot.langgraph.saver import SurefootSaver
     from surefoot.rules.answers import Absent, Committed, Conflicting, NotSent, Unknown
     from surefoot.rules.decisions import Decision, SignedDecision
@@ -31,6 +32,11 @@ _HOMES = {
     "SurefootSaver": "surefoot.langgraph.saver",
     "Unknown": "surefoot.rules.answers",
     "effect": "surefoot.langgraph.effects",
+    "now": "surefoot.langgraph.reads",
+    "pure": "surefoot.langgraph.reads",
+    "random": "surefoot.langgraph.reads",
+    "recorded": "surefoot.langgraph.reads",
+    "uuid4": "surefoot.langgraph.reads",
 }
 
 __all__ = [
@@ -50,6 +56,11 @@ __all__ = [
     "Unknown",
     "__version__",
     "effect",
+    "now",
+    "pure",
+    "random",
+    "recorded",
+    "uuid4",
 ]
 
 

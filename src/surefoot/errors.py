@@ -239,10 +239,25 @@ class EffectResultLost(Refused):
 
 
 class StaleInput(Refused):
-    """A stored result was produced from inputs that differ from those of now."""
+    """A stored result was produced from inputs that differ from those of now.
+
+    ``differs`` names the paths that were added, removed or changed, never their values.
+    """
+
+    step: str
+    thread: str
+    slot: str
+    position: str
+    differs: list[str]
+    recorded: str
+    proposed: str
 
     code = "STALE_INPUT"
-    template = "step {step!r} of thread {thread!r}: stored result has other inputs: {reason}"
+    template = (
+        "step {step!r} of thread {thread!r} has a stored result that does not belong to what the "
+        "run has now ({position}): {reason}"
+    )
+    remedy = "The stored result was not used, and nothing was sent. See docs/guide.md, “Reads”."
 
 
 class NotLoadable(Refused):

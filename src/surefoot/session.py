@@ -19,7 +19,7 @@ from typing import Any
 from surefoot.errors import Fenced, Misuse, Refused, SaveFailed, SurefootError
 from surefoot.ports import HeadRow, Serializer
 from surefoot.rules.bodies import Batch, CheckpointBody, EffectBody, Row, Typed
-from surefoot.rules.envelope import Identity, Link
+from surefoot.rules.envelope import Identity, Link, Record
 from surefoot.rules.lease import RunFacts, decide_run_over
 
 __all__ = [
@@ -30,7 +30,10 @@ __all__ = [
     "ListChunk",
     "ListState",
     "LooseEffect",
+    "Observation",
     "Pending",
+    "PendingRead",
+    "Reads",
     "RunHandle",
     "Session",
     "Sessions",
@@ -110,6 +113,89 @@ class Pending:
     batch: Batch
     rows: tuple[tuple[bytes, bytes], ...]
     since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRead:
+    """The outcome of a read that waits for the next append.
+
+    Attributes:
+        levels: Checkpoints it was made under, root first; when they are stored, so may it be.
+        make: Makes the record; its place is final only when the checkpoints are known.
+        rows: Rows that its values need.
+        since_ms: When it was made, on the monotonic clock.
+    """
+
+    levels: tuple[tuple[str, str], ...]
+    make: Callable[[], Record]
+    rows: tuple[tuple[bytes, bytes], ...]
+    since_ms: int
+
+
+@dataclass(slots=True)
+class Observation:
+    """An observation that a task of this run has reached.
+
+    Attributes:
+        name: Of the read.
+        task: Task, attempt and execution that reached it.
+        replayed: Its outcome comes from a record of an earlier run.
+        spent: An effect behind it has happened already.
+        again: Reads anew (the user's function, with the arguments of this call).
+        slot: Where it is recorded.
+        is_async: ``again`` gives an awaitable.
+        check: Takes what was read anew, and raises when it moved.
+    """
+
+    name: str
+    task: tuple[str, int, int]
+    replayed: bool
+    slot: bytes
+    is_async: bool
+    again: Callable[[], Any]
+    check: Callable[[Any], None]
+    spent: bool = False
+
+
+@dataclass(slots=True)
+class _StepReads:
+    """What identifies the reads under one checkpoint while its tasks run."""
+
+    ordinals: dict[tuple[str, int, int, bytes], int] = field(default_factory=dict)
+    origins: dict[bytes, tuple[int, str]] = field(default_factory=dict)
+    runnables: dict[tuple[str, int, int, bytes], object] = field(default_factory=dict)
+
+
+class Reads:
+    """Recorded reads of the present steps. Guarded by the session's ``queue_lock``.
+
+    They wait for no checkpoint, so a task of the next step may read while the step before it is
+    still being saved: what is known is kept by checkpoint, and dropped with it.
+    """
+
+    def __init__(self) -> None:
+        #: Newest record of each place.
+        self.bodies: dict[bytes, EffectBody] = {}
+        #: Serialised outcomes of what this session has read, so that a retry needs no I/O.
+        self.raw: dict[bytes, tuple[str, bytes]] = {}
+        #: Outlines of their inputs.
+        self.outlines: dict[bytes, dict[str, bytes]] = {}
+        self.running: set[bytes] = set()
+        self.observations: list[Observation] = []
+        self._steps: dict[tuple[str, str], _StepReads] = {}
+
+    def step(self, place: tuple[str, str]) -> _StepReads:
+        """What is known of the tasks under a checkpoint."""
+        return self._steps.setdefault(place, _StepReads())
+
+    def forget(self, place: tuple[str, str]) -> None:
+        """Drops what was read under a checkpoint that another one has followed."""
+        self._steps.pop(place, None)
+        gone = [s for s, b in self.bodies.items() if (b.namespace, b.checkpoint_id) == place]
+        for slot in gone:
+            del self.bodies[slot]
+            self.raw.pop(slot, None)
+            self.outlines.pop(slot, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +339,8 @@ class Session:
         self.twins: dict[bytes, Row] = {}
         self.runs_noted: set[str] = set()
 
-        self.queue: list[Pending] = []
+        self.queue: list[Pending | PendingRead] = []
+        self.reads = Reads()
         self.effects: dict[bytes, EffectBody] = {}
         #: Seq of the newest record of each of them.
         self.effect_at: dict[bytes, int] = {}

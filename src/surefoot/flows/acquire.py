@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -26,6 +26,7 @@ from surefoot.rules.bodies import BodyError, CheckpointBody, EffectBody, PruneBo
 from surefoot.rules.envelope import Identity, Kind, Link, RecordHead
 from surefoot.rules.intents import pack_intents, unpack_intents
 from surefoot.rules.lease import Acquire, decide_acquire, decide_holder_dead
+from surefoot.rules.reads import READ
 from surefoot.rules.resume import Verdict, decide_resume
 from surefoot.session import NO_HORIZON, Known, Session
 
@@ -267,6 +268,7 @@ def _load(ports: Ports, session: Session, mark: Mark, *, adopt: bool) -> Chain |
 def scan(session: Session, chain: Chain, *, tail: bool = True) -> None:
     """Reads from the head down to the last root checkpoint: effects, checkpoints, early writes."""
     folded: set[bytes] = set()
+    passed: set[tuple[str, str | None]] = set()
     newest: RecordHead | None = None
     floor: int | None = None
     for record in chain.walk(tail=tail):
@@ -274,12 +276,9 @@ def scan(session: Session, chain: Chain, *, tail: bool = True) -> None:
             break
         newest = newest or record
         if record.kind is Kind.EFFECT:
-            effect = effect_of(session.identity.thread, record)
-            if effect.slot not in session.effects:
-                session.effects[effect.slot] = effect
-                session.effect_at[effect.slot] = record.link.seq
-                if effect.slot not in folded:
-                    session.unfolded[effect.slot] = (effect.namespace, effect.checkpoint_id)
+            _learn_effect(
+                session, effect_of(session.identity.thread, record), record, folded, passed
+            )
         elif record.kind is Kind.PRUNE and not session.latest.get(""):
             if prune_of(session.identity.thread, record).cuts:
                 session.base_branch = session.base_branch or record.link.digest
@@ -291,6 +290,7 @@ def scan(session: Session, chain: Chain, *, tail: bool = True) -> None:
         elif record.kind is Kind.CHECKPOINT:
             body = checkpoint_of(session.identity.thread, record)
             folded.update(body.folds)
+            passed.add((body.namespace, body.parent_id))
             if not session.known:
                 session.apart = session.apart or bool(body.extra.get("apart"))
             if session.horizon is None:
@@ -306,6 +306,25 @@ def scan(session: Session, chain: Chain, *, tail: bool = True) -> None:
         early = chain.early_floor(newest)
         if early:
             _scan_early(session, chain, early)
+
+
+def _learn_effect(
+    session: Session,
+    effect: EffectBody,
+    record: RecordHead,
+    folded: Container[bytes],
+    passed: Container[tuple[str, str | None]],
+) -> None:
+    """Notes a transition met on the way down; the first one met of a slot is its newest."""
+    if effect.receiver == READ:
+        # What was read under a checkpoint that another one has followed is part of its state.
+        if (effect.namespace, effect.checkpoint_id) not in passed:
+            session.reads.bodies.setdefault(effect.slot, effect)
+    elif effect.slot not in session.effects:
+        session.effects[effect.slot] = effect
+        session.effect_at[effect.slot] = record.link.seq
+        if effect.slot not in folded:
+            session.unfolded[effect.slot] = (effect.namespace, effect.checkpoint_id)
 
 
 def _scan_early(session: Session, chain: Chain, floor: int) -> None:

@@ -935,9 +935,14 @@ def _close(
 def _record(
     ports: Ports, session: Session, body: EffectBody, rows: Sequence[tuple[bytes, bytes]] = ()
 ) -> None:
-    """Stores one transition; its publish rides with the next checkpoint or intent."""
+    """Stores one transition; its publish rides with the next checkpoint or intent.
+
+    What was read before is stored with it: the arguments may depend on it.
+    """
     record = Record(Kind.EFFECT, BODY_SCHEMAS["E"], body.slot[:16], body.pack())
-    journal.append(ports, session, [record], rows=rows)
+    reads, read = save.waiting_reads(session)
+    rows = list(dict([*read, *rows]).items())
+    journal.append(ports, session, [*reads, record], rows=rows)
     session.effects[body.slot] = body
     session.effect_at[body.slot] = session.head.seq
     session.unfolded[body.slot] = (body.namespace, body.checkpoint_id)

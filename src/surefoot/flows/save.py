@@ -36,7 +36,7 @@ from surefoot.rules.bodies import (
 from surefoot.rules.envelope import Kind, Link, Record, RecordHead, checkpoint_subject, hash8
 from surefoot.rules.joins import decide_join, is_join
 from surefoot.rules.rest import decide_at_rest
-from surefoot.session import NO_HORIZON, Pending, Session
+from surefoot.session import NO_HORIZON, Pending, PendingRead, Session
 
 __all__ = [
     "CheckpointSave",
@@ -48,6 +48,7 @@ __all__ = [
     "prime",
     "put",
     "recall",
+    "waiting_reads",
 ]
 
 _INTERRUPT = "__interrupt__"
@@ -188,17 +189,65 @@ def _latching(session: Session) -> Iterator[None]:
         raise
 
 
+def waiting_reads(session: Session) -> tuple[list[Record], list[tuple[bytes, bytes]]]:
+    """Takes the reads that wait out of the queue, to be stored before what may depend on them.
+
+    The caller holds ``session.lock`` and appends them in front of its own records.
+    """
+    everything = session.durability == "exit"  # there no checkpoint comes first
+    with session.queue_lock:
+        taken: list[PendingRead] = []
+        left: list[Pending | PendingRead] = []
+        for item in session.queue:
+            if isinstance(item, PendingRead) and (everything or _has_levels(session, item)):
+                taken.append(item)
+            else:
+                left.append(item)
+        session.queue = left
+    return _read_records(session, taken)
+
+
+def _has_levels(session: Session, item: PendingRead) -> bool:
+    return all(level in session.known for level in item.levels)
+
+
+def _read_records(
+    session: Session, taken: Sequence[PendingRead]
+) -> tuple[list[Record], list[tuple[bytes, bytes]]]:
+    """Records of reads; where their root is still to come, a load has to look below it."""
+    for item in taken:
+        if item.levels and item.levels[0] not in session.known:
+            session.early.setdefault(checkpoint_subject(*item.levels[0]), session.head.seq + 1)
+    rows = {d: s for item in taken for d, s in item.rows if d not in session.stored_digests}
+    return [item.make() for item in taken], list(rows.items())
+
+
 def _drain(
-    session: Session, *, everything: bool, also: tuple[str, str] | None = None
-) -> list[Pending]:
-    """Takes what may be written now out of the queue, in its order."""
+    session: Session,
+    *,
+    everything: bool,
+    also: tuple[str, str] | None = None,
+    ends: tuple[str, str | None] | None = None,
+) -> list[Pending | PendingRead]:
+    """Takes what may be written now out of the queue, in its order.
+
+    Args:
+        session: Whose queue.
+        everything: All of it.
+        also: A checkpoint that is about to be stored.
+        ends: The one that it follows: whatever was read under it is over.
+    """
     with session.queue_lock:
         if everything:
             whole, session.queue = session.queue, []
             return whole
-        taken: list[Pending] = []
-        left: list[Pending] = []
+        taken: list[Pending | PendingRead] = []
+        left: list[Pending | PendingRead] = []
         for item in session.queue:
+            if isinstance(item, PendingRead):
+                over = _has_levels(session, item) or ends in item.levels
+                (taken if over else left).append(item)
+                continue
             target = (item.namespace, item.checkpoint_id)
             (taken if target in session.known or target == also else left).append(item)
         session.queue = left
@@ -206,15 +255,15 @@ def _drain(
 
 
 def _write_records(
-    ports: Ports, session: Session, pending: Sequence[Pending]
+    ports: Ports, session: Session, pending: Sequence[Pending | PendingRead]
 ) -> tuple[list[Record], list[tuple[bytes, bytes]]]:
-    """One record per checkpoint that the writes are pending on."""
+    """The reads, then one record per checkpoint that the writes are pending on."""
     by_target: dict[tuple[str, str], list[Batch]] = {}
-    rows: dict[bytes, bytes] = {}
-    for item in pending:
+    records, read = _read_records(session, [p for p in pending if isinstance(p, PendingRead)])
+    rows: dict[bytes, bytes] = dict(read)
+    for item in (p for p in pending if isinstance(p, Pending)):
         by_target.setdefault((item.namespace, item.checkpoint_id), []).append(item.batch)
         rows.update(item.rows)
-    records: list[Record] = []
     for target, batches in by_target.items():
         subject = checkpoint_subject(*target)
         seq = session.head.seq + len(records) + 1
@@ -257,7 +306,8 @@ def put(
     with session.lock:
         session.check_save(save.namespace, save.parent_id)
         place = (save.namespace, str(save.checkpoint["id"]))
-        pending = _drain(session, everything=False, also=place)
+        ends = (save.namespace, save.parent_id)
+        pending = _drain(session, everything=False, also=place, ends=ends)
         with _latching(session):
             try:
                 body = _store(ports, session, serde, save, pending)
@@ -274,7 +324,7 @@ def _store(
     session: Session,
     serde: Serializer,
     save: CheckpointSave,
-    pending: Sequence[Pending],
+    pending: Sequence[Pending | PendingRead],
 ) -> CheckpointBody:
     """Stores the checkpoint and the writes that ride with it, in one frame."""
     checkpoint_id = str(save.checkpoint["id"])
@@ -286,8 +336,13 @@ def _store(
     root = _root_of(save)
     if root is not None and ("", root) not in session.known:
         session.early_children.setdefault(root, session.head.seq + 1)
-    own = [p for p in pending if (p.namespace, p.checkpoint_id) == place]
-    others = [p for p in pending if (p.namespace, p.checkpoint_id) != place]
+    own: list[Pending] = []
+    others: list[Pending | PendingRead] = []
+    for item in pending:
+        if isinstance(item, Pending) and (item.namespace, item.checkpoint_id) == place:
+            own.append(item)
+        else:
+            others.append(item)
     records, rows = _write_records(ports, session, others)
     at = len(records)
     records.append(Record(Kind.CHECKPOINT, BODY_SCHEMAS["C"], subject, body.pack()))
@@ -620,6 +675,9 @@ def _learn_saved(
         session.horizon, session.apart = body.extra["horizon"], bool(body.extra.get("apart"))
     session.refs[known.namespace] = (known.checkpoint_id, refs)
     session.lists.update(writer.lists)
+    if body.parent_id is not None:
+        with session.queue_lock:
+            session.reads.forget((body.namespace, body.parent_id))
     if known.namespace == "" and not again:
         session.ordinals.clear()
         session.origins.clear()

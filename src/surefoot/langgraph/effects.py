@@ -24,6 +24,7 @@ from surefoot.errors import Misconfigured, Misuse, Refused, SurefootError
 from surefoot.flows import effects as flow
 from surefoot.flows.compensation import Undo
 from surefoot.flows.operations import close_operation, open_operation, request_of
+from surefoot.langgraph import observations, scope
 from surefoot.langgraph.bubble import bubbling
 from surefoot.langgraph.hooks import EffectCall, Hook, call_of, register, understood
 from surefoot.langgraph.place import Here, here
@@ -103,6 +104,7 @@ class _Effect:
     takes_call: bool
     hook: Hook | None
     inverse: _Effect | None
+    depends_on: tuple[str, ...] = ()
 
     def request(
         self, at: Here, bound: inspect.BoundArguments, call_id: str | None
@@ -235,6 +237,7 @@ def effect(
     window: float | timedelta | None = ...,
     operation_id: Callable[..., str | int] | str | None = ...,
     compensate: Callable[..., Any] | None = ...,
+    depends_on: Sequence[str] = ...,
 ) -> Callable[[Callable[..., R]], Callable[..., R]]: ...
 
 
@@ -252,6 +255,7 @@ def effect(
     window: float | timedelta | None = None,
     operation_id: Callable[..., str | int] | str | None = None,
     compensate: Callable[..., Any] | None = None,
+    depends_on: Sequence[str] = (),
 ) -> Any:
     """Makes a function, node or tool a side effect that happens once.
 
@@ -283,6 +287,9 @@ def effect(
         compensate: The inverse, an effect of its own. ``fn.compensate(…)``, called with the
             arguments of a call, undoes it once: the inverse gets those arguments that it takes,
             ``result`` and ``receipt``. Nothing to undo gives None.
+        depends_on: Names of observations (``@recorded(observe=True)``), also of earlier steps,
+            that are looked at again before a resumed run starts this effect. Without, those that
+            its task made since its last effect.
 
     Raises:
         Misconfigured: At decoration: the settings contradict each other.
@@ -290,6 +297,7 @@ def effect(
         EffectInDoubt: At a call: nobody can prove whether it happened.
         Fenced: At a call: another worker has the thread.
         BarrierTimeout: At a call: the checkpoint was not published in time.
+        StaleInput: At a call: an observation that it depends on has moved.
     """
     settings = {
         "name": name,
@@ -302,6 +310,7 @@ def effect(
         "window": window,
         "operation_id": operation_id,
         "compensate": compensate,
+        "depends_on": depends_on,
     }
     if fn is None:
         return lambda function: _decorate(function, settings)
@@ -368,8 +377,9 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
             field=where,
             reason="idempotent=True needs a parameter idempotency_key (or call) to send the key",
         )
-    if isinstance(settings["compare"], str):
-        raise Misconfigured(field=where, reason="compare= is a list of names, not one text")
+    for listed in ("compare", "depends_on"):
+        if isinstance(settings[listed], str):
+            raise Misconfigured(field=where, reason=f"{listed}= is a list of names, not one text")
     if settings["reconcile"] is not None and not callable(settings["reconcile"]):
         raise Misconfigured(field=where, reason="reconcile= is a function")
     if settings["compare"] and settings["reconcile"] is None:
@@ -416,6 +426,7 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
         takes_call=takes_call,
         hook=_hook(fn, name, settings),
         inverse=_inverse(where, parameters, settings["compensate"]),
+        depends_on=tuple(settings["depends_on"]),
     )
 
 
@@ -571,10 +582,32 @@ def _once(
         step = yield from _decided(at, functools.partial(_take_answer, at, serde, step, answer))
         if step.asks:
             yield _Pause(max(min(left_ms, 1_000), _POLL_MS))
+    if step.verdict is Verdict.RUN and (session.reads.observations or spec.depends_on):
+        yield from _verified(spec, at, step)
     if step.verdict is Verdict.REPLAY:
-        return step.result
-    result = yield from _send(spec, at, serde, step, args, kwargs)
+        result = step.result
+    else:
+        result = yield from _send(spec, at, serde, step, args, kwargs)
+    observations.spend(at)
     return result
+
+
+def _verified(spec: _Effect, at: Here, step: flow.Step) -> _Steps:
+    """Looks again at what the effect depends on; what moved takes the start back."""
+    try:
+        seen = yield _Flow(functools.partial(observations.due, at, spec.depends_on))
+        for one in seen:
+            if one.is_async and not inspect.iscoroutinefunction(spec.fn):
+                raise Misuse(
+                    field=f"effect {spec.name!r}",
+                    reason=f"depends on {one.name!r}, which is async; make both alike",
+                )
+            one.check((yield _User(one.again)))
+            observations.verified(one)
+    except BaseException as error:
+        fail = functools.partial(flow.fail, at.core.ports, at.session, step, error, proven=True)
+        yield _Flow(fail)
+        raise
 
 
 def _decided(at: Here, decide: Callable[[], flow.Step]) -> _Steps:
@@ -612,7 +645,8 @@ def _send(
     if spec.takes_call:
         given["call"] = call
     try:
-        result = yield _User(functools.partial(spec.fn, *args, **given))
+        body = functools.partial(spec.fn, *args, **given)
+        result = yield _User(scope.inside(step.body.slot, body, sends=True))
     except BaseException as error:
         proven = isinstance(error, (NotSent, _NeverRan))
         yield _Flow(functools.partial(flow.fail, ports, session, step, error, proven=proven))
@@ -645,6 +679,8 @@ def _take_answer(at: Here, serde: Serializer, step: flow.Step, answer: Any) -> f
 def _prepare(
     spec: _Effect, args: Any, kwargs: dict[str, Any], inverse: _Effect | None
 ) -> tuple[Here, _Steps]:
+def _prepare(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> tuple[Here, _Steps]:
+    scope.refuse_inside_pure(f"effect {spec.name!r}")
     tool = kwargs.pop(_TOOL, None)
     call_id = None
     if "call_id" in kwargs and "call_id" not in spec.signature.parameters:

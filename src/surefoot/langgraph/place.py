@@ -26,21 +26,24 @@ _RUNTIME = "__pregel_runtime"
 class Here:
     """The run, its session and the place of a call."""
 
-    __slots__ = ("core", "place", "session")
+    __slots__ = ("core", "place", "runnable", "session")
 
-    def __init__(self, core: Core, session: Session, place: CallPlace) -> None:
+    def __init__(self, core: Core, session: Session, place: CallPlace, runnable: object) -> None:
         self.core = core
         self.session = session
         self.place = place
+        #: Identity of the runnable (node, tool, chain) that makes the call, or None.
+        self.runnable = runnable
 
 
-def here(name: str, arguments: Iterable[Any]) -> Here:
-    """Finds the run that calls an effect.
+def here(name: str, arguments: Iterable[Any], *, kind: str = "effect") -> Here:
+    """Finds the run that calls an effect or makes a read.
 
     Args:
         name: Name of the effect, for messages.
         arguments: Arguments of the call; a config among them is used where LangGraph gives no
             ambient one (Python 3.10, async nodes).
+        kind: What it is, for messages.
 
     Raises:
         Misuse: Not inside a run with a `SurefootSaver`.
@@ -50,19 +53,20 @@ def here(name: str, arguments: Iterable[Any]) -> Here:
     run = run_of(config)
     if config is None or run is None:
         raise Misuse(
-            field=f"effect {name!r}",
+            field=f"{kind} {name!r}",
             reason=f"outside a run of a graph that was compiled with a SurefootSaver{_hint()}",
         )
     configurable: Mapping[str, Any] = config["configurable"]
     if not configurable.get(_SAVER) or configurable.get("thread_id") is None:
-        raise _no_saver(name)
+        raise _no_saver(kind, name)
     thread = target_of(config).thread
     saver = configurable.get(_SAVER)
     core = saver.core if isinstance(saver, SurefootSaver) else core_of_run(run, thread)
     if core is None:
-        raise _no_saver(name)
+        raise _no_saver(kind, name)
     session = core.of_run(thread, run)
-    return Here(core, session, _place(config, configurable, session))
+    runnable = getattr(config.get("callbacks"), "parent_run_id", None)
+    return Here(core, session, _place(config, configurable, session), runnable)
 
 
 def _hint() -> str:
@@ -71,9 +75,9 @@ def _hint() -> str:
     return " (on Python 3.10 an async node has to take `config: RunnableConfig` and pass it on)"
 
 
-def _no_saver(name: str) -> Misuse:
+def _no_saver(kind: str, name: str) -> Misuse:
     return Misuse(
-        field=f"effect {name!r}",
+        field=f"{kind} {name!r}",
         reason="the graph was not compiled with a SurefootSaver, so nothing can be recorded",
     )
 

@@ -23,7 +23,7 @@ from uuid import UUID
 
 from surefoot.errors import Misuse
 
-__all__ = ["Unfingerprintable", "fingerprint"]
+__all__ = ["Unfingerprintable", "fingerprint", "parts_of"]
 
 _MAX_DEPTH = 200
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -50,6 +50,20 @@ def fingerprint(value: Any, *, effect: str) -> bytes:
         Unfingerprintable: Some part has no canonical form; ``path`` says which.
     """
     return hashlib.sha256(b"fp/v1" + _encode(value, "$", effect, 0)).digest()
+
+
+def parts_of(value: Any) -> list[tuple[str, Any]]:
+    """Steps into a value and what lies there: ``.key``, ``[0]``; empty for what has no parts.
+
+    Sets have none: their elements have no place of their own.
+    """
+    if isinstance(value, Mapping):
+        return [(f".{key}", item) for key, item in value.items()]
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
+        return [(f"[{index}]", item) for index, item in enumerate(value)]
+    if isinstance(value, Enum) or _scalar(value) is not None:
+        return []
+    return [(f".{name}", item) for name, item in (_fields(value) or {}).items()]
 
 
 def _frame(tag: bytes, payload: bytes) -> bytes:

@@ -1,0 +1,137 @@
+"""Observations: reads of the world that are looked at again before an effect depends on them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from surefoot.errors import Misuse
+from surefoot.flows import reads as flow
+from surefoot.langgraph.place import Here
+from surefoot.rules.bodies import EffectBody
+from surefoot.rules.reads import ObservationFacts, decide_observation
+from surefoot.session import Observation
+
+__all__ = ["define", "due", "reached", "spend", "verified"]
+
+#: Functions that observe, by name, so that an observation of an earlier step can be made again.
+_defined: dict[str, Callable[..., Any]] = {}
+
+
+def define(name: str, fn: Callable[..., Any]) -> None:
+    """Notes a function that observes."""
+    _defined[name] = fn
+
+
+def reached(
+    at: Here, step: flow.ReadStep, record: EffectBody, value: Any, body: Callable[[], Any]
+) -> None:
+    """Notes that the run has reached an observation, by reading or by replaying it."""
+    session, ports, serde = at.session, at.core.ports, at.session.serde
+
+    def check(now: Any) -> None:
+        if serde is None:
+            return
+        error = flow.moved(session, serde, record, value, now)
+        if error is not None:
+            # Recorded before it is refused: whoever resumes again starts out from what is there.
+            flow.finish(ports, session, serde, step, now)
+            raise error
+
+    _note(
+        at,
+        Observation(
+            name=step.request.name,
+            task=at.place.task,
+            replayed=step.body is not None and not step.fresh,
+            slot=record.slot,
+            is_async=inspect.iscoroutinefunction(body),
+            again=body,
+            check=check,
+        ),
+    )
+
+
+def _note(at: Here, seen: Observation) -> None:
+    with at.session.queue_lock:
+        reads = at.session.reads
+        reads.observations = [
+            one for one in reads.observations if one.replayed or one.name != seen.name
+        ] + [seen]
+
+
+def spend(at: Here) -> None:
+    """Notes that an effect of this task has happened: it may have moved what was observed."""
+    with at.session.queue_lock:
+        for seen in at.session.reads.observations:
+            if seen.task == at.place.task:
+                seen.spent = True
+
+
+def due(at: Here, names: Sequence[str]) -> list[Observation]:
+    """What has to be read again before an effect starts.
+
+    Args:
+        at: Where the effect is called.
+        names: Observations that it depends on; empty means those of its task.
+
+    Raises:
+        Misuse: A named one was never made in this thread, or its function is not imported.
+    """
+    with at.session.queue_lock:
+        seen = list(at.session.reads.observations)
+    known = {one.name for one in seen}
+    seen += [_earlier(at, name) for name in names if name not in known]
+    return [
+        one
+        for one in seen
+        if decide_observation(
+            ObservationFacts(
+                replayed=one.replayed,
+                spent=one.spent,
+                named=one.name in names,
+                names_any=bool(names),
+                same_task=one.task == at.place.task,
+            )
+        )
+    ]
+
+
+def verified(seen: Observation) -> None:
+    """Notes that an observation was found as it was; once in a run is enough."""
+    seen.replayed = False
+
+
+def _earlier(at: Here, name: str) -> Observation:
+    """The newest observation of this name that an earlier step, or an earlier run, has made."""
+    session, serde = at.session, at.session.serde
+    fn = _defined.get(name)
+    where = f"depends_on={name!r}"
+    if fn is None or serde is None:
+        raise Misuse(
+            field=where,
+            reason="no observation of this name is defined in this process; import its module",
+        )
+    found = flow.last_observation(at.core.ports, session, serde, name)
+    if found is None:
+        raise Misuse(field=where, reason="it was never observed in this thread")
+    record, value, recall = found
+
+    def check(now: Any) -> None:
+        error = flow.moved(session, serde, record, value, now)
+        if error is not None:
+            raise error
+
+    made = Observation(
+        name=name,
+        task=("", 0, 0),
+        replayed=True,
+        slot=record.slot,
+        is_async=inspect.iscoroutinefunction(fn),
+        again=functools.partial(fn, **recall),
+        check=check,
+    )
+    _note(at, made)
+    return made
