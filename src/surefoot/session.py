@@ -170,7 +170,8 @@ class Reads:
     """Recorded reads of the present steps. Guarded by the session's ``queue_lock``.
 
     They wait for no checkpoint, so a task of the next step may read while the step before it is
-    still being saved: what is known is kept by checkpoint, and dropped with it.
+    still being saved: what is known is kept by root checkpoint, and dropped with it. (Not with
+    the checkpoints of subgraphs: a node that is retried enters its subgraphs anew.)
     """
 
     def __init__(self) -> None:
@@ -182,20 +183,36 @@ class Reads:
         self.outlines: dict[bytes, dict[str, bytes]] = {}
         self.running: set[bytes] = set()
         self.observations: list[Observation] = []
+        self._roots: dict[bytes, tuple[str, str]] = {}
         self._steps: dict[tuple[str, str], _StepReads] = {}
 
-    def step(self, place: tuple[str, str]) -> _StepReads:
-        """What is known of the tasks under a checkpoint."""
-        return self._steps.setdefault(place, _StepReads())
+    def step(self, root: tuple[str, str]) -> _StepReads:
+        """What is known of the tasks under a root checkpoint."""
+        return self._steps.setdefault(root, _StepReads())
 
-    def forget(self, place: tuple[str, str]) -> None:
-        """Drops what was read under a checkpoint that another one has followed."""
-        self._steps.pop(place, None)
-        gone = [s for s, b in self.bodies.items() if (b.namespace, b.checkpoint_id) == place]
-        for slot in gone:
-            del self.bodies[slot]
-            self.raw.pop(slot, None)
-            self.outlines.pop(slot, None)
+    def keep(
+        self,
+        slot: bytes,
+        body: EffectBody,
+        raw: tuple[str, bytes],
+        paths: dict[str, bytes],
+        root: tuple[str, str],
+    ) -> None:
+        """Notes what was read at a place."""
+        self.bodies[slot] = body
+        self.raw[slot] = raw
+        self.outlines[slot] = paths
+        self._roots[slot] = root
+
+    def forget(self, root: tuple[str, str]) -> None:
+        """Drops what was read under a root checkpoint that another one has followed.
+
+        What was loaded at the start of the run belongs to the step that it started with.
+        """
+        self._steps.pop(root, None)
+        for slot in [s for s in self.bodies if self._roots.get(s, root) == root]:
+            for kept in (self.bodies, self.raw, self.outlines, self._roots):
+                kept.pop(slot, None)
 
 
 @dataclass(frozen=True, slots=True)

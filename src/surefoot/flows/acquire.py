@@ -290,7 +290,8 @@ def scan(session: Session, chain: Chain, *, tail: bool = True) -> None:
         elif record.kind is Kind.CHECKPOINT:
             body = checkpoint_of(session.identity.thread, record)
             folded.update(body.folds)
-            passed.add((body.namespace, body.parent_id))
+            if body.namespace == "":
+                passed.add(("", body.parent_id))
             if not session.known:
                 session.apart = session.apart or bool(body.extra.get("apart"))
             if session.horizon is None:
@@ -317,7 +318,7 @@ def _learn_effect(
 ) -> None:
     """Notes a transition met on the way down; the first one met of a slot is its newest."""
     if effect.receiver == READ:
-        # What was read under a checkpoint that another one has followed is part of its state.
+        # What was read under a root checkpoint that another one has followed is part of its state.
         if (effect.namespace, effect.checkpoint_id) not in passed:
             session.reads.bodies.setdefault(effect.slot, effect)
     elif effect.slot not in session.effects:

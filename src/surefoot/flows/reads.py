@@ -166,7 +166,7 @@ def _position(session: Session, request: ReadRequest) -> Position:
     )
     if named:
         return position
-    known = session.reads.step(_home(place))
+    known = session.reads.step(_root(place))
     key = (*place.task, slot_of(position))
     ordinal = known.ordinals.get(key, 0)
     if known.runnables.setdefault(key, request.runnable) != request.runnable:
@@ -193,7 +193,7 @@ def _require_own(session: Session, step: ReadStep) -> None:
     if step.slot in session.reads.running:
         raise _at_once(request)
     origin = (request.place.task[2], request.place.origin)
-    before = session.reads.step(_home(request.place)).origins.setdefault(step.slot, origin)
+    before = session.reads.step(_root(request.place)).origins.setdefault(step.slot, origin)
     if before[0] == origin[0] and before[1] != origin[1]:
         raise Misuse(
             field=f"read {request.name!r}",
@@ -212,6 +212,10 @@ def _at_once(request: ReadRequest) -> Misuse:
             "give each a call_id= of its own"
         ),
     )
+
+
+def _root(place: CallPlace) -> tuple[str, str]:
+    return place.levels[0] if place.levels else ("", "")
 
 
 def _recorded(session: Session, step: ReadStep) -> EffectBody | None:
@@ -302,22 +306,17 @@ def finish(
 
     def make() -> Record:
         final = _final_slot(session, step) or step.slot
+        stored = replace(body, slot=final)
         with session.queue_lock:
-            stored = replace(body, slot=final)
             if session.reads.bodies.get(step.slot) is body:
-                session.reads.bodies[step.slot] = session.reads.bodies[final] = stored
-                session.reads.raw[final] = raw
-                session.reads.outlines[final] = paths
+                for slot in {step.slot, final}:
+                    session.reads.keep(slot, stored, raw, paths, _root(request.place))
         return Record(Kind.EFFECT, BODY_SCHEMAS["E"], final[:16], stored.pack())
 
     pending = PendingRead(request.place.levels, make, tuple(writer.rows), ports.host.monotonic_ms())
     with session.queue_lock:
-        session.reads.bodies[step.slot] = body
-        session.reads.raw[step.slot] = raw
-        session.reads.outlines[step.slot] = paths
-        final = _final_slot(session, step)
-        if final is not None:
-            session.reads.bodies[final] = body
+        for slot in {step.slot, _final_slot(session, step) or step.slot}:
+            session.reads.keep(slot, body, raw, paths, _root(request.place))
         session.queue.append(pending)
     return serde.loads_typed(raw), body
 

@@ -675,9 +675,9 @@ def _learn_saved(
         session.horizon, session.apart = body.extra["horizon"], bool(body.extra.get("apart"))
     session.refs[known.namespace] = (known.checkpoint_id, refs)
     session.lists.update(writer.lists)
-    if body.parent_id is not None:
+    if known.namespace == "" and body.parent_id is not None and not again:
         with session.queue_lock:
-            session.reads.forget((body.namespace, body.parent_id))
+            session.reads.forget(("", body.parent_id))
     if known.namespace == "" and not again:
         session.ordinals.clear()
         session.origins.clear()
