@@ -1388,3 +1388,74 @@ def test_what_was_never_observed_cannot_be_depended_on(bench: Bench, known: bool
     with pytest.raises(Misuse, match="unseen of"):
         bench.graph(lambda s: {"log": [pay()]}).invoke(FIRST, bench.config())
     assert bench.world.sent == []
+
+
+# --- operations --------------------------------------------------------------------------------
+
+
+@pytest.mark.optimized
+def test_an_operation_stores_what_its_run_has_read(either: Bench, source: Source) -> None:
+    """Its journal is another one; the read stands in that of the thread, before anything leaves."""
+    search = search_of(source)
+    config = either.config()
+    death = Death(either)
+    dies = [True]
+
+    @effect(idempotent=True, operation_id="invoice")
+    def pay(invoice: str, what: str, *, idempotency_key: str) -> str:
+        return str(either.world.send(what, idempotency_key))
+
+    def node(state: State) -> State:
+        paid = pay(f"invoice of {either.tenant}", search("price"))
+        if dies.pop() if dies else False:
+            death.now(thread_of(config))
+        return {"log": [paid]}
+
+    with pytest.raises((Boom, SurefootError)):
+        either.graph(node, saver=death.saver).invoke(FIRST, config, durability="sync")
+    death.bury(thread_of(config))
+    done = either.graph(node, saver=either.open()).invoke(None, config)
+    assert done["log"] == ["answer 1 to price"]
+    assert either.world.sent == ["answer 1 to price"]
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_an_operation_depends_on_what_its_run_has_observed(bench: Bench, moves: bool) -> None:
+    world = World(stock=5)
+
+    @recorded(observe=True)
+    def stock() -> Any:
+        return world.look()
+
+    @effect(operation_id="order_id")
+    def order(order_id: str, count: int) -> int:
+        return int(bench.world.send(count))
+
+    fails = [True]
+
+    def node(state: State) -> State:
+        seen = stock()
+        if fails:
+            fails.pop()
+            raise Boom
+        return {"log": [order(f"order of {bench.tenant}", seen["stock"])]}
+
+    graph, config = bench.graph(node), bench.config()
+    with pytest.raises(Boom):
+        graph.invoke(FIRST, config)
+    if moves:
+        world.fields["stock"] = 4
+        with pytest.raises(StaleInput):
+            graph.invoke(None, config)
+        assert bench.world.sent == []
+    done = graph.invoke(None, config)
+    assert done["log"] == [world.fields["stock"]]
+
+
+def test_a_fork_reads_anew(bench: Bench, source: Source) -> None:
+    search = search_of(source)
+    graph = bench.graph(lambda s: {"log": [search("a")]}, lambda s: {"log": ["end"]})
+    config = bench.config()
+    assert graph.invoke(FIRST, config)["log"] == ["answer 1 to a", "end"]
+    start = next(h.config for h in graph.get_state_history(config) if h.next == ("n0",))
+    assert graph.invoke(None, start)["log"] == ["answer 2 to a", "end"]

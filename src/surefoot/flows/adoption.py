@@ -22,6 +22,7 @@ from surefoot.ports import Ports, Serializer
 from surefoot.rules.bodies import BODY_SCHEMAS, BodyError, EffectBody, Typed
 from surefoot.rules.effects import Loose, decide_adoption, may_adopt
 from surefoot.rules.envelope import Kind
+from surefoot.rules.reads import READ
 from surefoot.rules.writes import decide_writes
 from surefoot.session import Known, LooseEffect, Session
 
@@ -260,7 +261,8 @@ def _above(ports: Ports, session: Session, root: Known) -> list[LooseEffect]:
             break
         if record.kind is Kind.EFFECT:
             body = effect_of(thread, record)
-            met.setdefault(body.origin, body)
+            if body.receiver != READ:  # a fork reads anew
+                met.setdefault(body.origin, body)
         if len(met) > ports.limits.adoptable_effects_max:
             raise Misuse(
                 field=f"thread {thread!r}",

@@ -24,6 +24,7 @@ from surefoot.errors import Misconfigured, Misuse, Refused, SurefootError
 from surefoot.flows import effects as flow
 from surefoot.flows.compensation import Undo
 from surefoot.flows.operations import close_operation, open_operation, request_of
+from surefoot.flows.reads import store as store_reads
 from surefoot.langgraph import observations, scope
 from surefoot.langgraph.bubble import bubbling
 from surefoot.langgraph.hooks import EffectCall, Hook, call_of, register, understood
@@ -548,9 +549,10 @@ def _operation(
     """The same in the journal of the operation that the call names (E4c)."""
     ports = at.core.ports
     made: list[Session] = []
+    yield _Flow(functools.partial(store_reads, ports, at.session))
     try:
         yield _Flow(lambda: made.append(open_operation(ports, at.session, request)))
-        inside = Here(at.core, made[0], at.place)
+        inside = Here(at.core, made[0], at.place, run=at.session)
         named = request_of(at.session, request)
         result = yield from _once(spec, inside, serde, named, args, kwargs)
     finally:
@@ -582,7 +584,7 @@ def _once(
         step = yield from _decided(at, functools.partial(_take_answer, at, serde, step, answer))
         if step.asks:
             yield _Pause(max(min(left_ms, 1_000), _POLL_MS))
-    if step.verdict is Verdict.RUN and (session.reads.observations or spec.depends_on):
+    if step.verdict is Verdict.RUN and (at.run.reads.observations or spec.depends_on):
         yield from _verified(spec, at, step)
     if step.verdict is Verdict.REPLAY:
         result = step.result

@@ -29,7 +29,7 @@ def reached(
     at: Here, step: flow.ReadStep, record: EffectBody, value: Any, body: Callable[[], Any]
 ) -> None:
     """Notes that the run has reached an observation, by reading or by replaying it."""
-    session, ports, serde = at.session, at.core.ports, at.session.serde
+    session, ports, serde = at.run, at.core.ports, at.run.serde
 
     def check(now: Any) -> None:
         if serde is None:
@@ -55,8 +55,8 @@ def reached(
 
 
 def _note(at: Here, seen: Observation) -> None:
-    with at.session.queue_lock:
-        reads = at.session.reads
+    with at.run.queue_lock:
+        reads = at.run.reads
         reads.observations = [
             one for one in reads.observations if one.replayed or one.name != seen.name
         ] + [seen]
@@ -64,8 +64,8 @@ def _note(at: Here, seen: Observation) -> None:
 
 def spend(at: Here) -> None:
     """Notes that an effect of this task has happened: it may have moved what was observed."""
-    with at.session.queue_lock:
-        for seen in at.session.reads.observations:
+    with at.run.queue_lock:
+        for seen in at.run.reads.observations:
             if seen.task == at.place.task:
                 seen.spent = True
 
@@ -80,8 +80,8 @@ def due(at: Here, names: Sequence[str]) -> list[Observation]:
     Raises:
         Misuse: A named one was never made in this thread, or its function is not imported.
     """
-    with at.session.queue_lock:
-        seen = list(at.session.reads.observations)
+    with at.run.queue_lock:
+        seen = list(at.run.reads.observations)
     known = {one.name for one in seen}
     seen += [_earlier(at, name) for name in names if name not in known]
     return [
@@ -106,7 +106,7 @@ def verified(seen: Observation) -> None:
 
 def _earlier(at: Here, name: str) -> Observation:
     """The newest observation of this name that an earlier step, or an earlier run, has made."""
-    session, serde = at.session, at.session.serde
+    session, serde = at.run, at.run.serde
     fn = _defined.get(name)
     where = f"depends_on={name!r}"
     if fn is None or serde is None:

@@ -26,14 +26,24 @@ _RUNTIME = "__pregel_runtime"
 class Here:
     """The run, its session and the place of a call."""
 
-    __slots__ = ("core", "place", "runnable", "session")
+    __slots__ = ("core", "place", "run", "runnable", "session")
 
-    def __init__(self, core: Core, session: Session, place: CallPlace, runnable: object) -> None:
+    def __init__(
+        self,
+        core: Core,
+        session: Session,
+        place: CallPlace,
+        *,
+        runnable: object = None,
+        run: Session | None = None,
+    ) -> None:
         self.core = core
         self.session = session
         self.place = place
         #: Identity of the runnable (node, tool, chain) that makes the call, or None.
         self.runnable = runnable
+        #: The session of the run, where the call's own is that of an operation.
+        self.run = run or session
 
 
 def here(name: str, arguments: Iterable[Any], *, kind: str = "effect") -> Here:
@@ -66,7 +76,7 @@ def here(name: str, arguments: Iterable[Any], *, kind: str = "effect") -> Here:
         raise _no_saver(kind, name)
     session = core.of_run(thread, run)
     runnable = getattr(config.get("callbacks"), "parent_run_id", None)
-    return Here(core, session, _place(config, configurable, session), runnable)
+    return Here(core, session, _place(config, configurable, session), runnable=runnable)
 
 
 def _hint() -> str:
