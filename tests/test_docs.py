@@ -87,3 +87,31 @@ def test_examples_run_and_run_again(example: Path, tmp_path: Path) -> None:
     ]
     assert outputs[0] == outputs[1]
     assert "charges at the service: 1" in outputs[1]
+
+
+def runnable_blocks() -> list[tuple[str, str]]:
+    """Blocks of the pages that say that they run."""
+    return [
+        (f"{page.name}-{number}", block)
+        for page in DOCS
+        for number, block in enumerate(
+            re.findall(
+                r"^```python run\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
+            )
+        )
+    ]
+
+
+@pytest.mark.parametrize(("name", "block"), runnable_blocks(), ids=lambda v: v[:16].split("\n")[0])
+def test_blocks_that_say_so_run(name: str, block: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", block],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, f"{name}: {done.stderr[-2_000:]}"
+    if name == "guide.md-0":
+        assert done.stdout == "asked 1 time; the same ticket: True\n"

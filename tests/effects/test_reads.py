@@ -622,6 +622,82 @@ def test_what_was_read_before_an_interrupt_is_replayed(either: Bench, source: So
 
 
 @pytest.mark.optimized
+@pytest.mark.parametrize("behind", [False, True])
+def test_an_interrupt_may_overtake_the_checkpoint_that_it_is_pending_on(
+    bench: Bench, source: Source, behind: bool
+) -> None:
+    """What was read is then stored before its checkpoint, on a branch that has no name yet."""
+    search = search_of(source)
+    config = bench.config()
+    armed, held, go = threading.Event(), threading.Event(), threading.Event()
+
+    class Held(SurefootSaver):
+        """Begins to put the checkpoint of the second node only after the interrupt is stored."""
+
+        def put(self, *args: Any) -> Any:
+            if armed.is_set() and args[2].get("step") == 1 and not held.is_set():
+                held.set()
+                go.wait(60)
+            return super().put(*args)
+
+        def put_writes(self, config: Any, writes: Any, *more: Any) -> None:
+            super().put_writes(config, writes, *more)
+            if any(channel == "__interrupt__" for channel, _ in writes):
+                go.set()
+
+    def first(state: State) -> State:
+        return {"log": [search("first")]}
+
+    def second(state: State) -> State:
+        if armed.is_set() and not held.wait(60):
+            raise RuntimeError("the put was not held")
+        price = search("price")
+        return {"log": [price, interrupt(price)]}
+
+    nodes = (first, second)
+    start: Any = config
+    if behind:
+        bench.graph(*nodes).invoke(FIRST, config)
+        history = bench.graph(*nodes).get_state_history(config)
+        start = next(h.config for h in history if h.next == ("n0",))
+    with Held(bench.conn, highwater=bench.highwater, keys=bench.keys, tenant=bench.tenant) as saver:
+        saver.setup()
+        armed.set()
+        paused = bench.graph(*nodes, saver=saver).invoke(
+            None if behind else FIRST, start, durability="async"
+        )
+    assert held.is_set()
+    shown = paused["__interrupt__"][0].value
+    graph = bench.graph(*nodes, saver=bench.open())
+    done = graph.invoke(Command(resume="yes"), config)
+    assert done["log"][1:] == [shown, "yes"]
+    asked = len(source.asked)
+    again = next(h.config for h in graph.get_state_history(config) if h.next == ("n0",))
+    bench.graph(*nodes, saver=bench.open()).invoke(None, again)
+    assert len(source.asked) == asked + 2, "a fork reads anew, however early the reads were stored"
+
+
+def test_a_long_run_forgets_what_it_has_read(bench: Bench, source: Source) -> None:
+    search = search_of(source)
+    config = bench.config()
+    sizes: list[int] = []
+
+    def loop(state: State) -> State:
+        reads = bench.saver.core.sessions.get(thread_of(config)).reads
+        sizes.append(len(reads.bodies) + len(reads.raw) + len(reads._steps) + len(reads._roots))
+        return {"log": [search("a")]}
+
+    builder = StateGraph(State)
+    builder.add_node("loop", loop)
+    builder.add_edge(START, "loop")
+    builder.add_conditional_edges("loop", lambda s: "loop" if len(s["log"]) < 20 else END)
+    builder.compile(checkpointer=bench.saver).invoke(FIRST, config, durability="sync")
+    assert len(sizes) == 20
+    assert max(sizes) <= 10
+    assert records(bench, config) == [("R", "search")] * 20
+
+
+@pytest.mark.optimized
 def test_inside_a_functional_workflow(either: Bench, source: Source) -> None:
     search = search_of(source)
     tries: list[int] = []
