@@ -622,9 +622,10 @@ def test_what_was_read_before_an_interrupt_is_replayed(either: Bench, source: So
 
 
 @pytest.mark.optimized
+@pytest.mark.parametrize("then", ["resume", "fork"])
 @pytest.mark.parametrize("behind", [False, True])
 def test_an_interrupt_may_overtake_the_checkpoint_that_it_is_pending_on(
-    bench: Bench, source: Source, behind: bool
+    bench: Bench, source: Source, behind: bool, then: str
 ) -> None:
     """What was read is then stored before its checkpoint, on a branch that has no name yet."""
     search = search_of(source)
@@ -669,11 +670,13 @@ def test_an_interrupt_may_overtake_the_checkpoint_that_it_is_pending_on(
     assert held.is_set()
     shown = paused["__interrupt__"][0].value
     graph = bench.graph(*nodes, saver=bench.open())
-    done = graph.invoke(Command(resume="yes"), config)
-    assert done["log"][1:] == [shown, "yes"]
+    if then == "resume":
+        done = graph.invoke(Command(resume="yes"), config)
+        assert done["log"][1:] == [shown, "yes"]
+        return
     asked = len(source.asked)
     again = next(h.config for h in graph.get_state_history(config) if h.next == ("n0",))
-    bench.graph(*nodes, saver=bench.open()).invoke(None, again)
+    graph.invoke(None, again)
     assert len(source.asked) == asked + 2, "a fork reads anew, however early the reads were stored"
 
 

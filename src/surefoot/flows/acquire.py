@@ -268,7 +268,6 @@ def _load(ports: Ports, session: Session, mark: Mark, *, adopt: bool) -> Chain |
 def scan(session: Session, chain: Chain, *, tail: bool = True) -> None:
     """Reads from the head down to the last root checkpoint: effects, checkpoints, early writes."""
     folded: set[bytes] = set()
-    passed: set[tuple[str, str | None]] = set()
     newest: RecordHead | None = None
     floor: int | None = None
     for record in chain.walk(tail=tail):
@@ -276,9 +275,7 @@ def scan(session: Session, chain: Chain, *, tail: bool = True) -> None:
             break
         newest = newest or record
         if record.kind is Kind.EFFECT:
-            _learn_effect(
-                session, effect_of(session.identity.thread, record), record, folded, passed
-            )
+            _learn_effect(session, effect_of(session.identity.thread, record), record, folded)
         elif record.kind is Kind.PRUNE and not session.latest.get(""):
             if prune_of(session.identity.thread, record).cuts:
                 session.base_branch = session.base_branch or record.link.digest
@@ -290,8 +287,6 @@ def scan(session: Session, chain: Chain, *, tail: bool = True) -> None:
         elif record.kind is Kind.CHECKPOINT:
             body = checkpoint_of(session.identity.thread, record)
             folded.update(body.folds)
-            if body.namespace == "":
-                passed.add(("", body.parent_id))
             if not session.known:
                 session.apart = session.apart or bool(body.extra.get("apart"))
             if session.horizon is None:
@@ -310,17 +305,11 @@ def scan(session: Session, chain: Chain, *, tail: bool = True) -> None:
 
 
 def _learn_effect(
-    session: Session,
-    effect: EffectBody,
-    record: RecordHead,
-    folded: Container[bytes],
-    passed: Container[tuple[str, str | None]],
+    session: Session, effect: EffectBody, record: RecordHead, folded: Container[bytes]
 ) -> None:
     """Notes a transition met on the way down; the first one met of a slot is its newest."""
     if effect.receiver == READ:
-        # What was read under a root checkpoint that another one has followed is part of its state.
-        if (effect.namespace, effect.checkpoint_id) not in passed:
-            session.reads.bodies.setdefault(effect.slot, effect)
+        session.reads.bodies.setdefault(effect.slot, effect)
     elif effect.slot not in session.effects:
         session.effects[effect.slot] = effect
         session.effect_at[effect.slot] = record.link.seq
