@@ -701,6 +701,29 @@ def test_case_07_a_retry_policy_and_an_effect_that_commits(either: Bench, kind: 
     assert either.world.sent == [1]
 
 
+@pytest.mark.optimized
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("kind", ["K", "L", "N"])
+def test_case_07_a_retry_of_the_node_that_called_a_subgraph(
+    either: Bench, kind: str, steps: int
+) -> None:
+    """The subgraph's checkpoint has folded the effect, and the retry enters it from its start."""
+    pay = make(either, kind)
+    inner = StateGraph(State)
+    names = [START]
+    for number in range(steps):
+        inner.add_node(f"leaf{number}", lambda s, n=number: {"log": [pay(n)]})
+        inner.add_edge(names[-1], f"leaf{number}")
+        names.append(f"leaf{number}")
+    sub = inner.compile()
+    node = fails_once(lambda: sub.invoke({"log": []})["log"])
+    graph = either.graph(node, lambda s: {"log": [pay(9)]}, retry_policy=RETRY)
+    config = either.config()
+    assert graph.invoke({"log": []}, config)["log"] == [[n * 10 for n in range(steps)], 90]
+    assert len(set(either.world.keys)) == steps + 1
+    assert either.world.sent == [*range(steps), 9], "nothing is sent twice, not even to K"
+
+
 def test_a_retry_policy_and_a_body_that_raises(bench: Bench) -> None:
     """N: the second attempt of the policy stops, and is not tried a third time."""
     pay = make(bench, "N", fault=once(ConnectionError(), None))

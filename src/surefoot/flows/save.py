@@ -686,14 +686,27 @@ def _learn_saved(
 
 
 def _forget_effects(session: Session, body: CheckpointBody, leaving: Leaving) -> None:
-    """Drops what a checkpoint has folded or listed; their intents leave B with its publish (E5)."""
-    for slot in leaving.gone:
+    """Drops what a checkpoint has folded or listed; their intents leave B with its publish (E5).
+
+    What a subgraph's checkpoint has folded is kept until the root goes on: the node that called
+    the subgraph may be retried, and enters it anew from its start.
+    """
+    gone = set(leaving.gone)
+    for slot in gone:
         session.unfolded.pop(slot, None)
         session.intents.pop(slot, None)
-        held = session.effects.pop(slot, None)
+        held = session.effects.get(slot)
         if held is not None and held.adopted:
             session.intents.pop(held.adopted, None)
-        session.effect_at.pop(slot, None)
+    if body.namespace == "":
+        gone |= {
+            slot
+            for slot, held in session.effects.items()
+            if held.root == body.parent_id and slot not in session.unfolded
+        }
+        for slot in gone:
+            session.effects.pop(slot, None)
+            session.effect_at.pop(slot, None)
     if body.namespace == "" and leaving.loose is not None:
         session.loose, session.loose_moved = leaving.loose, False
         session.loose_of = body.checkpoint_id
