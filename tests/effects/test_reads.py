@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -323,6 +324,38 @@ def test_a_run_of_reads_appends_no_more_often_than_one_without(
     # The keeper may have stored what waited for 50 ms; never one append for each read.
     assert plain <= len(appended) <= plain + 1
     assert records(bench, config) == [("R", "search")] * 5
+
+
+@pytest.mark.optimized
+def test_what_was_read_is_encrypted_where_the_rest_is(bench: Bench, source: Source) -> None:
+    """Small outcomes in the record, large ones in rows of their own."""
+
+    def opened() -> SurefootSaver:
+        return SurefootSaver(
+            bench.conn,
+            highwater=bench.highwater,
+            keys=bench.keys,
+            tenant=bench.tenant,
+            encryption=True,
+        )
+
+    @recorded
+    def search(size: int) -> str:
+        return "PLANTED " * size + source.ask(size)
+
+    node = failing(lambda s: [search(1), search(1_000)])
+    config = bench.config()
+    with opened() as saver:
+        saver.setup()
+        with pytest.raises(Boom):
+            bench.graph(node, saver=saver).invoke(FIRST, config)
+    with opened() as saver:
+        (found,) = bench.graph(node, saver=saver).invoke(None, config)["log"]
+    assert [len(text) > 8_000 for text in found] == [False, True]
+    assert source.asked == [1, 1_000]
+    database = Path(bench.conn.removeprefix("sqlite:///"))
+    for file in database.parent.glob(f"{database.name}*"):
+        assert b"PLANTED" not in file.read_bytes()
 
 
 # --- death -------------------------------------------------------------------------------------
@@ -1087,6 +1120,8 @@ def test_what_cannot_be_one_read_is_refused() -> None:
 
     def open_ended(*questions: str) -> None: ...
 
+    with pytest.raises(Misconfigured, match="depends_on"):
+        effect(depends_on="stock")(lambda: None)
     for decorate, fn in [
         (recorded, generator),
         (pure, generator),

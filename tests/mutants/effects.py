@@ -8,6 +8,7 @@ __all__ = ["EFFECTS"]
 
 _RULES = "tests/rules/test_effects.py::"
 _EFFECT = "tests/effects/test_effect.py::"
+_READS = "tests/effects/test_reads.py::"
 _ORDER = "tests/effects/test_order.py::"
 _ADOPTION = "tests/effects/test_adoption.py::"
 _OPERATIONS = "tests/effects/test_operations.py::"
@@ -254,6 +255,38 @@ EFFECTS = (
         (f"{_RULES}test_when_absent_counts", f"{_EFFECT}test_absent_now_and_found_later"),
     ),
     Mutant(
+        "E2-reads-stay-in-memory",
+        "flows/effects.py",
+        "    reads, read = save.waiting_reads(session)\n",
+        "    reads, read = [], []\n",
+        "a process dies after an effect, and what its arguments were made of is read anew",
+        ((f"{_READS}test_what_an_effect_may_depend_on_outlives_the_process[sqlite-K-sync]"),),
+    ),
+    Mutant(
+        "E4-a-subgraph-forgets-what-it-folded",
+        "flows/save.py",
+        '    if body.namespace == "":\n        gone |= {\n',
+        "    if gone:\n        gone |= {\n",
+        "a node is retried, and the effects of the subgraph that it calls happen again",
+        (f"{_EFFECT}test_case_07_a_retry_of_the_node_that_called_a_subgraph[sqlite-N-1]",),
+    ),
+    Mutant(
+        "E4-reads-keep-their-first-name",
+        "flows/reads.py",
+        "        final = _final_slot(session, step) or step.slot\n        stored",
+        "        final = step.slot\n        stored",
+        "a retry enters its subgraph under other checkpoints, and reads anew",
+        (f"{_READS}test_inside_a_subgraph[sqlite-retry]",),
+    ),
+    Mutant(
+        "E4-an-old-answer-for-a-new-question",
+        "rules/reads.py",
+        "    if not facts.same_inputs:\n",
+        "    if not facts.same_inputs and facts.freshness_us:\n",
+        "another question gets the answer that is recorded",
+        ("tests/rules/test_reads.py::test_other_inputs_are_never_answered_by_the_record",),
+    ),
+    Mutant(
         "E5-settling-time-ignored",
         "flows/effects.py",
         "    settled = now >= step.absent_from_ms\n",
@@ -266,6 +299,8 @@ EFFECTS = (
         "flows/save.py",
         "        session.intents.pop(slot, None)\n        held = session.effects.pop(slot, None)\n",
         "        held = session.effects.pop(slot, None)\n",
+        "        session.intents.pop(slot, None)\n        held = session.effects.get(slot)\n",
+        "        held = session.effects.get(slot)\n",
         "an intent whose step is folded blocks nothing any more, and the mark grows for ever",
         (f"{_HARDENING}test_effects_left_in_doubt_do_not_pile_up_in_the_mark[sqlite]",),
     ),

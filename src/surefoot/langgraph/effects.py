@@ -378,9 +378,8 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
             field=where,
             reason="idempotent=True needs a parameter idempotency_key (or call) to send the key",
         )
-    for listed in ("compare", "depends_on"):
-        if isinstance(settings[listed], str):
-            raise Misconfigured(field=where, reason=f"{listed}= is a list of names, not one text")
+    if isinstance(settings["compare"], str):
+        raise Misconfigured(field=where, reason="compare= is a list of names, not one text")
     if settings["reconcile"] is not None and not callable(settings["reconcile"]):
         raise Misconfigured(field=where, reason="reconcile= is a function")
     if settings["compare"] and settings["reconcile"] is None:
@@ -428,6 +427,7 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
         hook=_hook(fn, name, settings),
         inverse=_inverse(where, parameters, settings["compensate"]),
         depends_on=tuple(settings["depends_on"]),
+        depends_on=_observed(settings["depends_on"], where),
     )
 
 
@@ -471,6 +471,12 @@ def _milliseconds(time: float | timedelta | None) -> int | None:
     if isinstance(time, timedelta):
         time = time.total_seconds()
     return None if time is None else int(time * 1000)
+
+
+def _observed(names: Sequence[str], where: str) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise Misconfigured(field=where, reason="depends_on= is a list of names, not one text")
+    return tuple(names)
 
 
 # --- tools -------------------------------------------------------------------------------------
