@@ -297,8 +297,6 @@ EFFECTS = (
     Mutant(
         "E5-intents-never-leave",
         "flows/save.py",
-        "        session.intents.pop(slot, None)\n        held = session.effects.pop(slot, None)\n",
-        "        held = session.effects.pop(slot, None)\n",
         "        session.intents.pop(slot, None)\n        held = session.effects.get(slot)\n",
         "        held = session.effects.get(slot)\n",
         "an intent whose step is folded blocks nothing any more, and the mark grows for ever",

@@ -426,7 +426,6 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
         takes_call=takes_call,
         hook=_hook(fn, name, settings),
         inverse=_inverse(where, parameters, settings["compensate"]),
-        depends_on=tuple(settings["depends_on"]),
         depends_on=_observed(settings["depends_on"], where),
     )
 
@@ -687,7 +686,6 @@ def _take_answer(at: Here, serde: Serializer, step: flow.Step, answer: Any) -> f
 def _prepare(
     spec: _Effect, args: Any, kwargs: dict[str, Any], inverse: _Effect | None
 ) -> tuple[Here, _Steps]:
-def _prepare(spec: _Effect, args: Any, kwargs: dict[str, Any]) -> tuple[Here, _Steps]:
     scope.refuse_inside_pure(f"effect {spec.name!r}")
     tool = kwargs.pop(_TOOL, None)
     call_id = None
