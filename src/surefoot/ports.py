@@ -132,6 +132,7 @@ class Append:
         values: Content-addressed rows, digest and bytes; rows that exist are left alone.
         chunks: List chunks; a chunk that exists is an error and nothing is stored.
         run_ids: Run ids to be found by `threads_of_runs`; known pairs are left alone.
+        has_open: The thread may have an open effect; found by `threads_with_open`.
     """
 
     tenant: str
@@ -144,6 +145,7 @@ class Append:
     values: Sequence[tuple[bytes, bytes]] = ()
     chunks: Sequence[ChunkRow] = ()
     run_ids: Sequence[str] = ()
+    has_open: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,15 @@ class ContentStore(Protocol):
         self, tenant: str, *, after_key: int = 0, limit: int = 1_000
     ) -> Sequence[ThreadRow]:
         """Thread rows in the order of their keys."""
+
+    def threads_with_open(
+        self, tenant: str, *, after_key: int = 0, limit: int = 1_000
+    ) -> Sequence[ThreadRow]:
+        """Rows of threads whose last append said ``has_open``, in the order of their keys.
+
+        One statement, whatever the number of other threads. A hint: whoever can edit the database
+        can change it.
+        """
 
     def threads_of_runs(self, tenant: str, run_ids: Sequence[str]) -> Sequence[str]:
         """Ids of threads in which these runs have stored something."""
@@ -414,6 +425,11 @@ class HighWater(Protocol):
         self, tenant: str, *, after_thread: str | None = None, limit: int = 1_000
     ) -> Iterable[tuple[str, Mark]]:
         """(thread id, mark) ordered by thread id."""
+
+    def marks_with_intents(
+        self, tenant: str, *, after_thread: str | None = None, limit: int = 1_000
+    ) -> Iterable[tuple[str, Mark]]:
+        """The same of marks whose intents are not empty; the store leaves out the others."""
 
     def close(self) -> None:
         """Releases all connections."""

@@ -141,6 +141,8 @@ MUTANTS = [
     ("marks", "thread >= :from_thread", "thread > :from_thread", "ids"),
     ("marks", "LIMIT :page", "LIMIT 10", "pages"),
     ("marks", "tenant = :tenant", "tenant >= :tenant", "tenants"),
+    ("marks_with_intents", " AND length(intents) > 0", "", "intents_listed"),
+    ("marks_with_intents", "LIMIT :page", "LIMIT 2", "intents_listed"),
     ("read", "thread = :thread", "lower(thread) = lower(:thread)", "ids"),
 ]
 
@@ -269,4 +271,4 @@ def test_a_factory_that_cannot_travel_is_a_failure_not_a_hang(tmp_path: Path) ->
 
 
 def test_the_suite_has_every_check_it_had() -> None:
-    assert len(NAMES) == len(set(NAMES)) == 33
+    assert len(NAMES) == len(set(NAMES)) == 34

@@ -44,7 +44,14 @@ CALLS: dict[str, Callable[[ContentStore], object]] = {
     "delete_thread": lambda s: s.delete_thread(1),
     "threads": lambda s: s.threads("t"),
     "threads_of_runs": lambda s: s.threads_of_runs("t", ["r"]),
+    "threads_with_open": lambda s: s.threads_with_open("t"),
 }
+
+#: What a worker of the first release stores of a thread, without its frame.
+INSERT_OF_THE_FIRST_RELEASE = (
+    "INSERT INTO surefoot_thread (tenant, thread, incarnation, head_seq, head_epoch, head_digest,"
+    " created_us, updated_us) VALUES (?, ?, 1, 1, 1, ?, 0, 0)"
+)
 
 
 # --- setting up -----------------------------------------------------------------------------
@@ -472,6 +479,45 @@ def test_threads_are_paged_by_key(store: ContentStore, chain: Chain) -> None:
     rest = store.threads("tenant", after_key=first[-1].key)
     assert [(row.thread, row.head.seq) for row in rest] == [("t3", 1), ("t4", 1), ("t5", 3)]
     assert rest[-1] == store.read_thread("tenant", "t5")
+
+
+def test_threads_that_may_have_an_open_effect(store: ContentStore) -> None:
+    for number in range(6):
+        opened = step(1, thread=f"t{number}", has_open=number % 2 == 0)
+        assert store.append(opened) is not None
+    assert store.append(step(1, thread="t9", tenant="other", has_open=True)) is not None
+    first = store.threads_with_open("tenant", limit=2)
+    assert [row.thread for row in first] == ["t0", "t2"]
+    rest = store.threads_with_open("tenant", after_key=first[-1].key)
+    assert [row.thread for row in rest] == ["t4"]
+    assert rest[0] == store.read_thread("tenant", "t4")
+    for thread, has_open in {"t0": False, "t1": True}.items():
+        later = step(2, after=head(1), thread=thread, has_open=has_open)
+        assert store.append(later) is not None
+    found = store.threads_with_open("tenant")
+    assert [row.thread for row in found] == ["t1", "t2", "t4"]
+
+
+def test_threads_of_an_earlier_release_may_have_an_open_effect(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was stored before the hint says nothing: it is looked at until it is written again."""
+    with monkeypatch.context() as earlier:
+        first = load_migrations(place.dialect)[:1]
+        earlier.setattr("surefoot.store.migrate.load_migrations", lambda _: first)
+        place.open().setup()
+    place.execute(INSERT_OF_THE_FIRST_RELEASE, b"tenant", b"old", head(1).digest)
+    store = place.open()
+    with pytest.raises(NotSetUp, match="0002_open_effects"):
+        store.setup(verify_only=True)
+    store.setup()
+    (row,) = store.threads_with_open("tenant")
+    assert (row.thread, row.head) == ("old", head(1))
+    # Its workers may still be at work beside those of this release.
+    place.execute(INSERT_OF_THE_FIRST_RELEASE, b"tenant", b"new", head(1).digest)
+    assert [r.thread for r in store.threads_with_open("tenant")] == ["old", "new"]
+    assert store.append(step(2, after=head(1), thread="old", has_open=False)) is not None
+    assert [r.thread for r in store.threads_with_open("tenant")] == ["new"]
 
 
 def test_threads_of_runs(store: ContentStore) -> None:

@@ -19,7 +19,9 @@ __all__ = ["REPEATABLE", "WRITES", "SqlHighWater", "decode_mark", "missing_facts
 WRITES = frozenset({"create", "acquire", "admit", "publish", "renew"})
 
 #: Statements that may be sent again when the answer was lost: to repeat them changes nothing.
-REPEATABLE = frozenset({"read", "marks", "renew", "durability", "identity", "shape"})
+REPEATABLE = frozenset(
+    {"read", "marks", "marks_with_intents", "renew", "durability", "identity", "shape"}
+)
 
 _STATES = frozenset({"live", "tombstone", "frozen"})
 _DIGEST_BYTES = 32
@@ -319,6 +321,17 @@ class SqlHighWater(ABC):
             after_thread: Only ids greater than this one.
             limit: At most this many.
         """
+        return self._page("marks", tenant, after_thread, limit)
+
+    def marks_with_intents(
+        self, tenant: str, *, after_thread: str | None = None, limit: int = 1_000
+    ) -> Sequence[tuple[str, Mark]]:
+        """The same of marks whose intents are not empty (rule E5); see `marks`."""
+        return self._page("marks_with_intents", tenant, after_thread, limit)
+
+    def _page(
+        self, name: str, tenant: str, after_thread: str | None, limit: int
+    ) -> Sequence[tuple[str, Mark]]:
         _check_range("limit", limit, 1)
         # The next larger byte string is the same one with a zero byte behind it.
         start = b"" if after_thread is None else encode_text(after_thread) + b"\0"
@@ -331,7 +344,7 @@ class SqlHighWater(ABC):
                 pairs.append((thread, decode_mark(row[1:], thread)))
             return pairs
 
-        return self._run("marks", params, decode, thread=None)
+        return self._run(name, params, decode, thread=None)
 
     def _closed(self) -> Closed:
         return Closed(field=self.shown)

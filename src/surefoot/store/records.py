@@ -60,6 +60,7 @@ __all__ = [
     "tables_present",
     "threads",
     "threads_of_runs",
+    "threads_with_open",
     "try_migration_lock",
 ]
 
@@ -225,6 +226,12 @@ def threads(run: Run, tenant: str, *, after_key: int, limit: int) -> Sequence[Th
     return tuple(_thread(row[0], tenant, _text(row[1]), row[2:]) for row in rows)
 
 
+def threads_with_open(run: Run, tenant: str, *, after_key: int, limit: int) -> Sequence[ThreadRow]:
+    """A page of the threads that may have an open effect, in the order of their keys."""
+    rows = run("threads_with_open", tenant=tenant, after_key=after_key, limit=limit)
+    return tuple(_thread(row[0], tenant, _text(row[1]), row[2:]) for row in rows)
+
+
 def threads_of_runs(run: Run, tenant: str, run_ids: Sequence[str]) -> Sequence[str]:
     """Ids of threads in which these runs have stored something."""
     if not run_ids:
@@ -244,6 +251,7 @@ def _gate_parameters(append: Append) -> dict[str, Param]:
         "tenant": append.tenant,
         "thread": append.thread,
         **_head_parameters(append.head),
+        "has_open": int(append.has_open),
     }
     if append.expected is None:
         params["incarnation"] = append.incarnation

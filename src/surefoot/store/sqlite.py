@@ -346,6 +346,14 @@ class SqliteContentStore:
             lambda run: records.threads(run, tenant, after_key=after_key, limit=limit)
         )
 
+    def threads_with_open(
+        self, tenant: str, *, after_key: int = 0, limit: int = 1_000
+    ) -> Sequence[ThreadRow]:
+        """Rows of threads that may have an open effect, in the order of their keys; a hint."""
+        return self._read(
+            lambda run: records.threads_with_open(run, tenant, after_key=after_key, limit=limit)
+        )
+
     def threads_of_runs(self, tenant: str, run_ids: Sequence[str]) -> Sequence[str]:
         """Ids of threads in which these runs have stored something."""
         return self._read(lambda run: records.threads_of_runs(run, tenant, run_ids))

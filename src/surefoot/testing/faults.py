@@ -356,6 +356,15 @@ class FaultyStore:
             "threads", lambda: self.inner.threads(tenant, after_key=after_key, limit=limit)
         )
 
+    def threads_with_open(
+        self, tenant: str, *, after_key: int = 0, limit: int = 1_000
+    ) -> Sequence[ThreadRow]:
+        """Delegates."""
+        return self._call(
+            "threads_with_open",
+            lambda: self.inner.threads_with_open(tenant, after_key=after_key, limit=limit),
+        )
+
     def threads_of_runs(self, tenant: str, run_ids: Sequence[str]) -> Sequence[str]:
         """Delegates."""
         return self._call("threads_of_runs", lambda: self.inner.threads_of_runs(tenant, run_ids))
@@ -426,6 +435,17 @@ class FaultyHighWater:
         return self._call(
             "marks",
             lambda: list(self.inner.marks(tenant, after_thread=after_thread, limit=limit)),
+        )
+
+    def marks_with_intents(
+        self, tenant: str, *, after_thread: str | None = None, limit: int = 1_000
+    ) -> Iterable[tuple[str, Mark]]:
+        """Delegates."""
+        return self._call(
+            "marks_with_intents",
+            lambda: list(
+                self.inner.marks_with_intents(tenant, after_thread=after_thread, limit=limit)
+            ),
         )
 
     def close(self) -> None:

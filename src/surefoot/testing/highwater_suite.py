@@ -624,6 +624,38 @@ class HighWaterConformance:
         thread, mark = next(iter(store.marks(tenant, after_thread="23")))
         _expect(_still(mark), _still(store.read(tenant, thread)), "a mark listed and read")
 
+    def check_intents_listed(self, store: HighWater, tenant: str) -> None:
+        """Marks with intents are listed alone, in order and in pages, as they stand now."""
+        _expect(list(store.marks_with_intents(tenant)), [], "marks with intents of nobody")
+        ids = [f"{n:02}" for n in range(20)]
+        marks = {}
+        for number, thread in enumerate(ids):
+            mark = _got(store.create(tenant, thread, LONG), "create")
+            intents = b"i" * 40 if number % 3 == 0 else b""
+            publish = replace(_next(mark, new_seq=1), intents=intents)
+            _yes(store.publish(tenant, thread, publish), "publish")
+            marks[thread] = publish
+        wanted = ids[::3]
+        for limit in (1, 3, 100):
+            seen: list[str] = []
+            after: str | None = None
+            while page := list(store.marks_with_intents(tenant, after_thread=after, limit=limit)):
+                if len(page) > limit:
+                    raise ConformanceFailure(f"{len(page)} marks in a page of {limit}")
+                seen += [thread for thread, _ in page]
+                after = seen[-1]
+                if len(seen) > len(ids):
+                    break
+            _expect(seen, wanted, f"marks with intents in pages of {limit}")
+        thread, mark = next(iter(store.marks_with_intents(tenant)))
+        _expect(_still(mark), _still(store.read(tenant, thread)), "a mark listed and read")
+        gone = replace(
+            marks[thread], seq=1, digest=marks[thread].new_digest, new_seq=1, intents=b""
+        )
+        _yes(store.publish(tenant, thread, gone), "publish without intents")
+        listed = [thread for thread, _ in store.marks_with_intents(tenant)]
+        _expect(listed, wanted[1:], "marks with intents after one has lost them")
+
     # --- races ----------------------------------------------------------------------------------
 
     def check_race_create(self, store: HighWater, tenant: str) -> None:

@@ -239,3 +239,17 @@ WHERE tenant_key = sha256(%(tenant)s)
     >= (substring(%(from_thread)s::bytea FROM 1 FOR 512), %(from_thread)s::bytea)
 ORDER BY substring(thread FROM 1 FOR 512), thread
 LIMIT %(page)s;
+
+-- name: marks_with_intents
+-- Readers: the same of threads with effects that may have been sent (E5).
+SELECT thread, incarnation, seq, digest, epoch, owner,
+  CASE WHEN lease_until_ms = 0 THEN 0
+    ELSE lease_until_ms - (extract(epoch FROM clock_timestamp()) * 1000)::bigint END AS lease_left_ms,
+  step, state, clean, tainted, resumes, intents
+FROM {schema}surefoot_marks
+WHERE tenant_key = sha256(%(tenant)s)
+  AND (substring(thread FROM 1 FOR 512), thread)
+    >= (substring(%(from_thread)s::bytea FROM 1 FOR 512), %(from_thread)s::bytea)
+  AND intents <> ''::bytea
+ORDER BY substring(thread FROM 1 FOR 512), thread
+LIMIT %(page)s;

@@ -180,3 +180,14 @@ FROM surefoot_marks
 WHERE tenant = :tenant AND thread >= :from_thread
 ORDER BY thread
 LIMIT :page;
+
+-- name: marks_with_intents
+-- Readers: the same of threads with effects that may have been sent (E5).
+SELECT thread, incarnation, seq, digest, epoch, owner,
+  CASE WHEN typeof(lease_until_ms) <> 'integer' THEN NULL WHEN lease_until_ms = 0 THEN 0
+    ELSE lease_until_ms - CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) END AS lease_left_ms,
+  step, state, clean, tainted, resumes, intents
+FROM surefoot_marks
+WHERE tenant = :tenant AND thread >= :from_thread AND length(intents) > 0
+ORDER BY thread
+LIMIT :page;

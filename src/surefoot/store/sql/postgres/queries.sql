@@ -83,7 +83,8 @@ WITH gate AS (
     SET head_seq = %(head_seq)s,
         head_epoch = %(head_epoch)s,
         head_digest = %(head_digest)s,
-        updated_us = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+        updated_us = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+        has_open = %(has_open)s
     WHERE sha256(sha256(tenant) || sha256(thread))
           = sha256(sha256(%(tenant)s) || sha256(%(thread)s))
       AND tenant = %(tenant)s AND thread = %(thread)s
@@ -97,9 +98,10 @@ WITH gate AS (
 -- Part of an append: creates the head row of a thread that must have none yet.
 WITH gate AS (
     INSERT INTO {schema}.surefoot_thread
-        (tenant, thread, incarnation, head_seq, head_epoch, head_digest, created_us, updated_us)
+        (tenant, thread, incarnation, head_seq, head_epoch, head_digest, created_us, updated_us,
+         has_open)
     SELECT %(tenant)s, %(thread)s, %(incarnation)s, %(head_seq)s, %(head_epoch)s, %(head_digest)s,
-           now.us, now.us
+           now.us, now.us, %(has_open)s
     FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now (us)
     ON CONFLICT DO NOTHING
     RETURNING key
@@ -209,6 +211,15 @@ DELETE FROM {schema}.surefoot_run WHERE thread_key = %(key)s;
 SELECT key, thread, incarnation, head_seq, head_epoch, head_digest, updated_us
 FROM {schema}.surefoot_thread
 WHERE sha256(tenant) = sha256(%(tenant)s) AND tenant = %(tenant)s AND key > %(after_key)s
+ORDER BY key
+LIMIT %(limit)s;
+
+-- name: threads_with_open
+-- The same of those whose last writer knew of an open effect, or did not say; a hint.
+SELECT key, thread, incarnation, head_seq, head_epoch, head_digest, updated_us
+FROM {schema}.surefoot_thread
+WHERE sha256(tenant) = sha256(%(tenant)s) AND tenant = %(tenant)s AND key > %(after_key)s
+  AND has_open > 0
 ORDER BY key
 LIMIT %(limit)s;
 

@@ -15,7 +15,8 @@ CREATE TABLE {schema}.surefoot_thread (
     head_epoch  bigint NOT NULL,
     head_digest bytea  NOT NULL,
     created_us  bigint NOT NULL,
-    updated_us  bigint NOT NULL
+    updated_us  bigint NOT NULL,
+    has_open    smallint NOT NULL DEFAULT 1
 ) WITH (fillfactor = 60);
 
 -- Ids may be longer than an index entry (2,704 bytes), therefore a digest of them is indexed.
@@ -25,6 +26,11 @@ CREATE UNIQUE INDEX surefoot_thread_id
 
 -- Lists the threads of a tenant in the order of their keys.
 CREATE INDEX surefoot_thread_tenant ON {schema}.surefoot_thread (sha256(tenant), key);
+
+-- Lists the threads of a tenant that may have an open effect. `has_open` is a hint, never trusted:
+-- 0 says that the last writer knew of none. An update is HOT unless it changes.
+CREATE INDEX surefoot_thread_open ON {schema}.surefoot_thread (sha256(tenant), key)
+    WHERE has_open > 0;
 
 -- The journal: one row per frame. Bodies are compressed already, and heads are digests.
 CREATE TABLE {schema}.surefoot_frame (

@@ -84,7 +84,8 @@ UPDATE surefoot_thread
 SET head_seq = :head_seq,
     head_epoch = :head_epoch,
     head_digest = :head_digest,
-    updated_us = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000
+    updated_us = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000,
+    has_open = :has_open
 WHERE tenant = :tenant AND thread = :thread
   AND head_seq = :expected_seq
   AND head_epoch = :expected_epoch
@@ -94,10 +95,12 @@ RETURNING key;
 -- name: append_first
 -- The same for a thread that must have no row yet.
 INSERT INTO surefoot_thread
-    (tenant, thread, incarnation, head_seq, head_epoch, head_digest, created_us, updated_us)
+    (tenant, thread, incarnation, head_seq, head_epoch, head_digest, created_us, updated_us,
+     has_open)
 VALUES (:tenant, :thread, :incarnation, :head_seq, :head_epoch, :head_digest,
         CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000,
-        CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000)
+        CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000,
+        :has_open)
 ON CONFLICT DO NOTHING
 RETURNING key;
 
@@ -183,6 +186,14 @@ DELETE FROM surefoot_run WHERE thread_key = :key;
 SELECT key, thread, incarnation, head_seq, head_epoch, head_digest, updated_us
 FROM surefoot_thread
 WHERE tenant = :tenant AND key > :after_key
+ORDER BY key
+LIMIT :limit;
+
+-- name: threads_with_open
+-- The same of those whose last writer knew of an open effect, or did not say; a hint.
+SELECT key, thread, incarnation, head_seq, head_epoch, head_digest, updated_us
+FROM surefoot_thread
+WHERE tenant = :tenant AND key > :after_key AND has_open > 0
 ORDER BY key
 LIMIT :limit;
 

@@ -14,12 +14,17 @@ CREATE TABLE surefoot_thread (
     head_epoch  INTEGER NOT NULL,
     head_digest BLOB    NOT NULL,
     created_us  INTEGER NOT NULL,
-    updated_us  INTEGER NOT NULL
+    updated_us  INTEGER NOT NULL,
+    has_open    INTEGER NOT NULL DEFAULT 1
 );
 CREATE UNIQUE INDEX surefoot_thread_id ON surefoot_thread (tenant, thread);
 
 -- Lists the threads of a tenant in the order of their keys (the rowid follows by itself).
 CREATE INDEX surefoot_thread_tenant ON surefoot_thread (tenant);
+
+-- Lists the threads of a tenant that may have an open effect. `has_open` is a hint, never trusted:
+-- 0 says that the last writer knew of none.
+CREATE INDEX surefoot_thread_open ON surefoot_thread (tenant) WHERE has_open > 0;
 
 -- The journal: one row per frame. Rows with bodies keep their rowid: a table WITHOUT ROWID
 -- moves everything beyond a quarter of a page to pages of its own.
