@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from surefoot.config import Limits, ResumePolicy
+    from surefoot.flows.doubts import EffectNumbers, EffectRecord, InDoubt
     from surefoot.keys import Keyring
     from surefoot.langgraph.effects import EffectCall, effect
     from surefoot.langgraph.reads import now, pure, random, recorded, uuid4
@@ -22,6 +23,9 @@ _HOMES = {
     "Conflicting": "surefoot.rules.answers",
     "Decision": "surefoot.rules.decisions",
     "EffectCall": "surefoot.langgraph.effects",
+    "EffectNumbers": "surefoot.flows.doubts",
+    "EffectRecord": "surefoot.flows.doubts",
+    "InDoubt": "surefoot.flows.doubts",
     "Keyring": "surefoot.keys",
     "Limits": "surefoot.config",
     "NotSent": "surefoot.rules.answers",
@@ -45,6 +49,9 @@ __all__ = [
     "Conflicting",
     "Decision",
     "EffectCall",
+    "EffectNumbers",
+    "EffectRecord",
+    "InDoubt",
     "Keyring",
     "Limits",
     "NotSent",

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from surefoot.config import Limits, ResumePolicy
 from surefoot.rules.decisions import SignedDecision
 from surefoot.rules.lease import HolderFacts
+from surefoot.tally import Tally
 
 __all__ = [
     "Admission",
@@ -536,3 +537,4 @@ class Ports:
     tenant: str
     reviewers: Signatures
     ciphers: Ciphers | None = None
+    tally: Tally = field(default_factory=Tally)

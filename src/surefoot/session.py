@@ -20,7 +20,9 @@ from surefoot.errors import Fenced, Misuse, Refused, SaveFailed, SurefootError
 from surefoot.ports import HeadRow, Serializer
 from surefoot.rules.bodies import Batch, CheckpointBody, EffectBody, Row, Typed
 from surefoot.rules.envelope import Identity, Link, Record
+from surefoot.rules.intents import LEFT_OPEN
 from surefoot.rules.lease import RunFacts, decide_run_over
+from surefoot.tally import Tally
 
 __all__ = [
     "NO_HORIZON",
@@ -367,6 +369,10 @@ class Session:
         self.loose_of: str | None = None
         self.loose: list[LooseEffect] = []
         self.loose_moved = False
+        #: Slots of the thread whose newest record is open, also of those that a checkpoint has left
+        #: behind; None until the chain has been looked at.
+        self.open_slots: frozenset[bytes] | None = None
+        self.tally = Tally()
         self.ordinals: dict[tuple[str, int, int, bytes], int] = {}
         self.running: set[bytes] = set()
         #: From which execution and tasks the slots of the present step were reached.
@@ -511,6 +517,15 @@ class Session:
         self.entries[namespace] = Entry(execution, self._serial, rank, path)
 
     # --- small state ----------------------------------------------------------------------------
+
+    def note_left_open(self) -> None:
+        """Keeps the intent that stands for effects that a checkpoint has left open, or ends it."""
+        if self.open_slots is None:
+            return
+        if self.open_slots - self.unfolded.keys():
+            self.intents.setdefault(LEFT_OPEN, self.epoch)
+        else:
+            self.intents.pop(LEFT_OPEN, None)
 
     def is_lost(self, slot: bytes, root_step: int) -> bool:
         """True for a slot of a step up to the horizon, of which nothing is recorded since (E6)."""

@@ -18,7 +18,7 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 from tests.postgres import fresh_database
 
-from surefoot import Keyring, ResumePolicy, SurefootSaver
+from surefoot import Keyring, ResumePolicy, Reviewers, SurefootSaver
 from surefoot.langgraph import hooks
 
 _numbers = itertools.count(1)
@@ -85,7 +85,7 @@ class Bench:
         self._open = ExitStack()
         self._saver: SurefootSaver | None = None
 
-    def open(self, **policy: Any) -> SurefootSaver:
+    def open(self, *, reviewers: Reviewers | None = None, **policy: Any) -> SurefootSaver:
         """Another saver, as another process would open it."""
         settings = {"settling_ms": 0, **policy}
         saver = SurefootSaver(
@@ -94,6 +94,7 @@ class Bench:
             keys=self.keys,
             tenant=self.tenant,
             policy=ResumePolicy(**settings),
+            reviewers=reviewers,
         )
         self._open.callback(saver.close)
         saver.setup()

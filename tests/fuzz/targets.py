@@ -249,7 +249,8 @@ _SHAPES: Mapping[type, Mapping[str, Any]] = {
 _NAMED: Mapping[str, Any] = {
     **dict.fromkeys(("namespace", "checkpoint_id", "channel", "task_id", "task_path"), _TEXT),
     **dict.fromkeys(("name", "state", "receiver", "key", "position", "source", "reason"), _TEXT),
-    **dict.fromkeys(("parent_id", "unstorable", "error"), (_TEXT, type(None))),
+    **dict.fromkeys(("parent_id", "unstorable", "error", "risk"), (_TEXT, type(None))),
+    "due_us": (_INT, type(None)),
     **dict.fromkeys(("step", "idx", "attempt", "at_us"), _INT),
     **dict.fromkeys(("branch", "slot", "fingerprint", "family"), _RAW),
     **dict.fromkeys(("born", "replaces", "cuts"), _FLAG),

@@ -366,7 +366,7 @@ other_values: dict[str, Any] = {
     "thread": st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8),
     "incarnation": st.integers(1, 2**62 - 1),
     "head_seq": st.integers(0, 2**62 - 1),
-    "outcome": st.sampled_from(["absent", "abandoned"]),
+    "outcome": st.sampled_from(["absent", "abandoned", "compensated"]),
     "result": documents.filter(lambda v: v is not None),
     "reason": st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30),
     "nonce": st.binary(min_size=16, max_size=16).map(bytes.hex),

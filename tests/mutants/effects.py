@@ -13,6 +13,7 @@ _ORDER = "tests/effects/test_order.py::"
 _ADOPTION = "tests/effects/test_adoption.py::"
 _OPERATIONS = "tests/effects/test_operations.py::"
 _FIRST = "tests/effects/test_ask_first.py::"
+_DOUBT = "tests/effects/test_in_doubt.py::"
 _RESTORE = "tests/orders/test_restore.py::"
 _MOVED = f"{_RESTORE}test_an_update_of_the_state_after_a_restore_moves_no_effect_out_of_sight"
 _HARDENING = "tests/saver/test_hardening.py::"
@@ -302,6 +303,22 @@ EFFECTS = (
         "an intent whose step is folded blocks nothing any more, and the mark grows for ever",
         (f"{_HARDENING}test_effects_left_in_doubt_do_not_pile_up_in_the_mark[sqlite]",),
     ),
+    Mutant(
+        "E5-doubts-found-by-the-hint-alone",
+        "flows/doubts.py",
+        '            if mark.state != "tombstone":\n',
+        '            if mark.state == "frozen":\n',
+        "whoever edits the hint in the database hides an effect in doubt",
+        (f"{_DOUBT}test_whoever_edits_the_hint_hides_nothing[sqlite-N-open]",),
+    ),
+    Mutant(
+        "E5-left-open-not-witnessed",
+        "session.py",
+        "            self.intents.setdefault(LEFT_OPEN, self.epoch)\n",
+        "            pass\n",
+        "what a checkpoint has left open is known to the database alone",
+        (f"{_DOUBT}test_whoever_edits_the_hint_hides_nothing[sqlite-N-left behind]",),
+    ),
     # --- E6: horizon and orders -------------------------------------------------------------------
     Mutant(
         "E6-restore-without-horizon",
@@ -489,7 +506,7 @@ EFFECTS = (
     Mutant(
         "E8-receipt-not-read-again",
         "flows/orders.py",
-        "    if _receipt_digest(ports, serde, chain, effect) != decision.receipt_digest:\n",
+        "    if _digest_of(ports, serde, chain, effect.receipt) != decision.receipt_digest:\n",
         "    if not decision.receipt_digest:\n",
         "a person decided about another receipt than the one that is there now",
         (

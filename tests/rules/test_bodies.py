@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import ormsgpack
@@ -114,6 +114,8 @@ _EFFECT = st.builds(
     operation=_TEXT,
     caller=_TEXT,
     compensates=st.just(b"") | _DIGEST,
+    risk=st.none() | _TEXT,
+    due_us=st.none() | _INT,
 )
 _PRUNE = st.builds(
     PruneBody,
@@ -194,6 +196,17 @@ def test_the_other_bodies_are_documents_too() -> None:
     assert tomb == ["why\ud800".encode("utf-8", "surrogatepass")]
     origin = ormsgpack.unpackb(unpack_stored(ProvenanceBody("s\0", 2, 3, bytes(32)).pack()))
     assert origin == [b"s\0", 2, 3, bytes(32)]
+
+
+def test_an_effect_of_an_earlier_release_has_no_risk_and_no_deadline() -> None:
+    body = EXAMPLES["E"]
+    assert isinstance(body, EffectBody)
+    assert (body.risk, body.due_us) == (None, None)
+    declared = replace(body, risk="critical", due_us=1_700_000_000_000_000)
+    assert EffectBody.unpack(1, declared.pack()) == declared
+    document = ormsgpack.unpackb(unpack_stored(declared.pack()))
+    with pytest.raises(BodyError, match="number"):
+        EffectBody.unpack(1, pack_stored(ormsgpack.packb({**document, "due_us": b"soon"})))
 
 
 def test_an_effect_stores_no_empty_field() -> None:

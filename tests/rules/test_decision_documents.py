@@ -78,7 +78,7 @@ def test_none_is_a_result_when_it_is_given() -> None:
     assert by_document(made).canonical() == made.canonical()
 
 
-@pytest.mark.parametrize("outcome", ["absent", "abandoned"])
+@pytest.mark.parametrize("outcome", ["absent", "abandoned", "compensated"])
 def test_only_a_success_has_a_result(outcome: str) -> None:
     assert "result" not in json.loads(read({**APPROVE, "outcome": outcome}).canonical())
     with pytest.raises(Misuse, match="result does not belong"):

@@ -23,6 +23,7 @@ from surefoot.flows.verdict import refusal
 from surefoot.flows.views import gather
 from surefoot.ports import Lease, Mark, Ports, Publish
 from surefoot.rules.bodies import BodyError, CheckpointBody, EffectBody, PruneBody, RestoreBody
+from surefoot.rules.doubts import is_open
 from surefoot.rules.envelope import Identity, Kind, Link, RecordHead
 from surefoot.rules.intents import pack_intents, unpack_intents
 from surefoot.rules.lease import Acquire, decide_acquire, decide_holder_dead
@@ -121,6 +122,7 @@ def begin(ports: Ports, thread: str, control: object | None) -> tuple[Session, M
     session = Session(identity, mark.epoch, lease.owner, control)
     session.mark = session.head = Link(mark.seq, mark.digest)
     session.step = mark.step
+    session.tally = ports.tally
     session.tainted = mark.tainted
     session.acquired_ms = ports.host.monotonic_ms()
     session.lease_until_ms = asked_ms + lease.ttl_ms
@@ -255,6 +257,7 @@ def _load(ports: Ports, session: Session, mark: Mark, *, adopt: bool) -> Chain |
         leftover = ports.store.read_thread(ports.tenant, thread)
         if leftover is not None:
             ports.store.delete_thread(leftover.key)  # P6: its tombstone is published
+        session.open_slots = frozenset()
         return None
     session.key = chain.row.key
     session.stored_head = chain.row.head
@@ -268,6 +271,7 @@ def _load(ports: Ports, session: Session, mark: Mark, *, adopt: bool) -> Chain |
 def scan(session: Session, chain: Chain, *, tail: bool = True) -> None:
     """Reads from the head down to the last root checkpoint: effects, checkpoints, early writes."""
     folded: set[bytes] = set()
+    latest: CheckpointBody | None = None
     newest: RecordHead | None = None
     floor: int | None = None
     for record in chain.walk(tail=tail):
@@ -287,6 +291,7 @@ def scan(session: Session, chain: Chain, *, tail: bool = True) -> None:
         elif record.kind is Kind.CHECKPOINT:
             body = checkpoint_of(session.identity.thread, record)
             folded.update(body.folds)
+            latest = latest or body
             if not session.known:
                 session.apart = session.apart or bool(body.extra.get("apart"))
             if session.horizon is None:
@@ -298,6 +303,7 @@ def scan(session: Session, chain: Chain, *, tail: bool = True) -> None:
                 floor = chain.early_floor(record) or record.link.seq
                 session.root_floor = session.scan_floor = floor
                 session.last_root_seq = floor
+    session.open_slots = _open_slots(session, latest)
     if newest is not None:
         early = chain.early_floor(newest)
         if early:
@@ -315,6 +321,14 @@ def _learn_effect(
         session.effect_at[effect.slot] = record.link.seq
         if effect.slot not in folded:
             session.unfolded[effect.slot] = (effect.namespace, effect.checkpoint_id)
+
+
+def _open_slots(session: Session, latest: CheckpointBody | None) -> frozenset[bytes]:
+    """Slots that the newest checkpoint names as open, and what is known of them since."""
+    carried = frozenset(() if latest is None else latest.extra.get("open", ()))
+    effects = session.effects.values()
+    closed = {effect.slot for effect in effects if not is_open(effect.state)}
+    return (carried | session.effects.keys()) - closed - {effect.adopted for effect in effects}
 
 
 def _scan_early(session: Session, chain: Chain, floor: int) -> None:

@@ -122,6 +122,8 @@ class CallRequest:
         caller: For an operation: the thread that calls it.
         undo: The effect that the call undoes, if it does; what it is given is found then.
         undoes: The slot of that effect, once it is found.
+        risk: As declared, for the queue of doubts; None is normal.
+        deadline_ms: Time from the start until which a doubt has to be settled.
     """
 
     name: str
@@ -139,6 +141,8 @@ class CallRequest:
     caller: str = ""
     undo: Undo | None = None
     undoes: bytes = b""
+    risk: str | None = None
+    deadline_ms: int | None = None
 
 
 @dataclass(slots=True)
@@ -414,6 +418,7 @@ def _start(
     except BaseException:
         session.running.discard(slot)
         raise
+    session.tally.opened()
     return step
 
 
@@ -571,6 +576,7 @@ def _body(
         key_id, "idempotency/v1", session.identity.tenant, session.identity.thread
     )
     arguments = writer.value(dict(request.arguments), channel=f"(arguments of {request.name})")
+    now_us = ports.host.now_us()
     body = EffectBody(
         slot=slot,
         name=request.name,
@@ -583,14 +589,23 @@ def _body(
         checkpoint_id=checkpoint_id,
         position=position.shown(),
         arguments=arguments,
-        at_us=ports.host.now_us(),
+        at_us=now_us,
         root=request.place.levels[0][1] if request.place.levels else "",
         task=request.place.root_task,
         operation=request.operation,
         caller=request.caller,
         compensates=request.undoes,
+        risk=request.risk,
+        due_us=_due_us(request, held, now_us),
     )
     return body, writer.rows
+
+
+def _due_us(request: CallRequest, held: EffectBody | None, now_us: int) -> int | None:
+    """Until when a doubt has to be settled; sending again does not put that off."""
+    if held is not None and held.state in _MAYBE_SENT and held.due_us is not None:
+        return held.due_us
+    return None if request.deadline_ms is None else now_us + request.deadline_ms * 1_000
 
 
 def _replay(
@@ -682,6 +697,8 @@ def finish(
                 reason=str(lost),
                 receipt=None,
             ) from lost
+        if source == "reconcile" or step.verdict is Verdict.RECONCILE:
+            session.tally.reconciled()
         if body.result is None:
             return result
         raw = serde.dumps_typed(result)
@@ -764,6 +781,7 @@ def _absent(ports: Ports, session: Session, step: Step) -> Step:
     with session.lock:
         held = replace(step.body, state="absent", source="reconcile", at_us=ports.host.now_us())
         _record(ports, session, held)
+        session.tally.reconciled()
         fresh = replace(held, state="started", source="body", fingerprint=step.request.fingerprint)
         again = Step(Verdict.RUN, step.request, fresh, rows=step.rows)
         return _start(ports, session, again, fresh, held)
@@ -995,7 +1013,8 @@ def _keep_both(
 
 
 def in_doubt(session: Session, body: EffectBody, reason: str) -> EffectInDoubt:
-    """The error that says that nobody can prove what happened."""
+    """The error that says that nobody can prove what happened; counts it."""
+    session.tally.escalated(body.slot)
     return EffectInDoubt(
         effect=body.name,
         thread=session.identity.thread,

@@ -16,7 +16,8 @@ from surefoot.errors import (
 from surefoot.flows.chain import Chain, verify_rows
 from surefoot.flows.cover import cover_of
 from surefoot.ports import Append, ChunkRow, FrameRow, HeadRow, Ports, Publish, ThreadRow
-from surefoot.rules.bodies import RestoreBody
+from surefoot.rules.bodies import EffectBody, RestoreBody
+from surefoot.rules.doubts import is_open
 from surefoot.rules.envelope import GENESIS, Kind, Link, Record, SealedFrame, seal_frame
 from surefoot.rules.intents import pack_intents
 from surefoot.rules.publish import GateFacts, PublishFacts, Then, decide_gate, decide_publish
@@ -54,6 +55,7 @@ def append(
     session.check_latch()
     identity = session.identity
     try:
+        after = _open_after(session, records)
         covered = cover_of(ports, identity).cover_records(
             records, after_seq=session.head.seq, epoch=session.epoch
         )
@@ -73,6 +75,7 @@ def append(
             incarnation=identity.incarnation,
             expected=session.stored_head,
             head=HeadRow(frame.last_seq, frame.epoch, frame.links[-1].digest),
+            has_open=_may_have_open(after, records),
             frame=FrameRow(frame.last_seq, frame.epoch, frame.head, frame.body),
             checkpoint_hash=checkpoint_hash,
             values=rows,
@@ -89,7 +92,29 @@ def append(
         session.latch(StoreUnavailable(store=ports.store.shown, reason="the save was interrupted"))
         raise
     _remember(ports, session, frame, request)
+    session.open_slots = after
     return frame.links
+
+
+def _open_after(session: Session, records: Sequence[Record]) -> frozenset[bytes] | None:
+    """Open slots of the thread once these records are stored; None when nobody has looked."""
+    if session.open_slots is None:
+        return None
+    bodies = [EffectBody.unpack(r.schema, r.body) for r in records if r.kind is Kind.EFFECT]
+    if not bodies:
+        return session.open_slots
+    states = {body.slot: body.state for body in bodies}
+    opened = {slot for slot, state in states.items() if is_open(state)}
+    taken_over = {body.adopted for body in bodies}
+    return session.open_slots - states.keys() - taken_over | opened
+
+
+def _may_have_open(after: frozenset[bytes] | None, records: Sequence[Record]) -> bool:
+    """The hint to store. An outcome alone does not end it, the next checkpoint does.
+
+    An update that changes the hint touches every index of the row; one per step is enough.
+    """
+    return after is None or bool(after) or all(r.kind is Kind.EFFECT for r in records)
 
 
 def _remember(ports: Ports, session: Session, frame: SealedFrame, request: Append) -> None:
@@ -309,6 +334,7 @@ def _publish(
     ports: Ports, session: Session, *, free: bool, clean: bool, folded: bool, state: str
 ) -> None:
     identity = session.identity
+    session.note_left_open()
     request = Publish(
         epoch=session.epoch,
         seq=session.mark.seq,

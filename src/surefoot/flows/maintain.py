@@ -445,7 +445,7 @@ def _copy_records(
 
 
 #: What a checkpoint says about the thread it was made in, and not about itself.
-_OF_ITS_THREAD = frozenset({"horizon", "horizon_at", "apart", "key", "loose"})
+_OF_ITS_THREAD = frozenset({"horizon", "horizon_at", "apart", "key", "loose", "open"})
 
 
 def _rebased(

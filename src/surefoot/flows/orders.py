@@ -39,6 +39,7 @@ from surefoot.rules.bodies import (
     EffectBody,
     KeyChangeBody,
     RestoreBody,
+    Typed,
 )
 from surefoot.rules.decisions import Decision, DecisionFacts, SignedDecision, decide_decision
 from surefoot.rules.envelope import GENESIS, Identity, Kind, Link, Record
@@ -48,14 +49,17 @@ __all__ = ["CHOICES", "Done", "carry_out", "propose"]
 
 #: What `propose` may be told besides the action.
 CHOICES = frozenset(
-    {"to_seq", "horizon", "trusted_keys", "slot", "outcome", "result", "proposed_intent"}
+    {
+        *("to_seq", "horizon", "trusted_keys", "slot", "outcome", "result", "proposed_intent"),
+        "evidence",
+    }
 )
 
 #: Between the epoch of an adoption's records and that of its mark: whoever tried the same at the
 #: same moment wrote with an epoch in between, and is fenced like any stale worker.
 _EPOCH_GAP = 1_024
 _SETTLEABLE = frozenset({"started", "in_doubt", "needs_review", "abandoned"})
-_NO_RECEIPT = "0" * 64
+_NOTHING = "0" * 64
 _DELETED = "was deleted; nothing of it can be decided, and it starts anew when it is run"
 
 
@@ -99,7 +103,7 @@ def propose(
         reason: Why, for the record.
         valid_for: How long the decision holds, from now.
         choices: ``to_seq`` (restore), ``horizon`` and ``trusted_keys`` (restore, adopt), ``slot``,
-            ``outcome``, ``result`` and ``proposed_intent`` (approve).
+            ``outcome``, ``result``, ``proposed_intent`` and ``evidence`` (approve).
 
     Raises:
         Misuse: A choice is missing or wrong, or there is nothing to decide.
@@ -263,7 +267,9 @@ def _settleable(
             "outcome": choices.get("outcome"),
             "recorded_intent": fingerprint,
             "proposed_intent": choices.get("proposed_intent") or fingerprint,
-            "receipt_digest": _receipt_digest(ports, serde, chain, effect),
+            "receipt_digest": _digest_of(ports, serde, chain, effect.receipt),
+            "evidence": choices.get("evidence"),
+            "evidence_digest": _digest_of(ports, serde, chain, effect.evidence),
         }
         return bound | ({"result": choices["result"]} if "result" in choices else {})
 
@@ -280,12 +286,13 @@ def _effect_at(chain: Chain, slot: str) -> EffectBody | None:
     return None
 
 
-def _receipt_digest(ports: Ports, serde: Serializer, chain: Chain, effect: EffectBody) -> str:
-    if effect.receipt is None:
-        return _NO_RECEIPT
+def _digest_of(ports: Ports, serde: Serializer, chain: Chain, typed: Typed | None) -> str:
+    """Digest of a stored value; 64 zeros when there is none."""
+    if typed is None:
+        return _NOTHING
     loader = loader_for(ports, chain, serde)
-    loader.fetch([effect.receipt])
-    return hashlib.sha256(loader.raw(effect.receipt)).hexdigest()
+    loader.fetch([typed])
+    return hashlib.sha256(loader.raw(typed)).hexdigest()
 
 
 def _highest_step(chain: Chain) -> int:
@@ -641,8 +648,8 @@ def _approve(ports: Ports, serde: Serializer, signed: SignedDecision) -> Done:
         if effect is None:
             raise Misuse(field="slot", reason="is unknown")
         body, rows = _settled(ports, session, serde, decision, effect)
-        if decision.outcome == "absent":
-            session.intents.pop(effect.slot, None)
+        if decision.outcome == "absent" or effect.slot not in session.unfolded:
+            session.intents.pop(effect.slot, None)  # no checkpoint to come folds what lies behind
         record = Record(Kind.EFFECT, BODY_SCHEMAS["E"], effect.slot[:16], body.pack())
         journal.append(ports, session, [record, _consuming(signed)], rows=rows)
         journal.publish(ports, session, free=True)
@@ -671,8 +678,11 @@ def _against(
         against.append("the recorded arguments are not the ones that were looked at")
     if decision.proposed_intent != decision.recorded_intent and decision.outcome != "absent":
         against.append("other arguments may only stand when nothing has happened (absent)")
-    if _receipt_digest(ports, serde, chain, effect) != decision.receipt_digest:
+    if _digest_of(ports, serde, chain, effect.receipt) != decision.receipt_digest:
         against.append("the receipt has changed since it was looked at")
+    seen = decision.evidence_digest
+    if seen is not None and _digest_of(ports, serde, chain, effect.evidence) != seen:
+        against.append("the evidence has changed since it was looked at")
     return against
 
 

@@ -33,6 +33,7 @@ from surefoot.rules.bodies import (
     Write,
     WritesBody,
 )
+from surefoot.rules.doubts import is_open
 from surefoot.rules.envelope import Kind, Link, Record, RecordHead, checkpoint_subject, hash8
 from surefoot.rules.joins import decide_join, is_join
 from surefoot.rules.rest import decide_at_rest
@@ -55,7 +56,6 @@ _INTERRUPT = "__interrupt__"
 _ERROR = "__error__"
 _SENDS = "__pregel_tasks"
 _HANDLED = "__error_source_node__"
-_CLOSED_STATES = frozenset({"succeeded", "failed", "absent", "compensated", "abandoned"})
 
 
 class Then(Enum):
@@ -443,12 +443,15 @@ def _checkpoint_body(
     left_open = [
         slot
         for slot in leaving.gone
-        if slot in session.effects and session.effects[slot].state not in _CLOSED_STATES
+        if slot in session.effects and is_open(session.effects[slot].state)
     ]
     if left_open:
         # The graph went on without them, so their intents leave B; the sealed record keeps them
         # for whoever looks for doubts.
         extra["left_open"] = left_open
+    if session.open_slots:
+        # Of the whole thread, so that whoever goes on from here knows of them without reading on.
+        extra["open"] = sorted(session.open_slots)
     extra |= _lost_history(session, save, born=born)
     if save.namespace == "":
         extra["key"] = _sending_key(ports, session, save)

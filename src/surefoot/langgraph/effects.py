@@ -31,6 +31,7 @@ from surefoot.langgraph.hooks import EffectCall, Hook, call_of, register, unders
 from surefoot.langgraph.place import Here, here
 from surefoot.ports import Serializer
 from surefoot.rules.answers import Answer, NotSent, Unknown
+from surefoot.rules.doubts import RISKS
 from surefoot.rules.effects import Receiver, Verdict
 from surefoot.rules.fingerprint import fingerprint
 from surefoot.session import Session
@@ -39,6 +40,7 @@ __all__ = ["EffectCall", "effect"]
 
 R = TypeVar("R")
 _POLL_MS = 200
+_DEADLINE_MAX_S = 100 * 365 * 24 * 3600
 _INJECTED = frozenset({"RunnableConfig", "Runtime", "ToolRuntime", "BaseStore", "StreamWriter"})
 _TOOL = "surefoot_tool"
 _SPEC = "__surefoot_effect__"
@@ -105,6 +107,8 @@ class _Effect:
     takes_call: bool
     hook: Hook | None
     inverse: _Effect | None
+    risk: str | None
+    deadline_ms: int | None
     depends_on: tuple[str, ...] = ()
 
     def request(
@@ -124,6 +128,8 @@ class _Effect:
             window_ms=self.window_ms,
             can_ask=self.reconcile is not None,
             operation=self.operation(bound),
+            risk=self.risk,
+            deadline_ms=self.deadline_ms,
         )
 
     def operation(self, bound: inspect.BoundArguments) -> str:
@@ -239,6 +245,8 @@ def effect(
     operation_id: Callable[..., str | int] | str | None = ...,
     compensate: Callable[..., Any] | None = ...,
     depends_on: Sequence[str] = ...,
+    risk: str = ...,
+    deadline: float | timedelta | None = ...,
 ) -> Callable[[Callable[..., R]], Callable[..., R]]: ...
 
 
@@ -257,6 +265,8 @@ def effect(
     operation_id: Callable[..., str | int] | str | None = None,
     compensate: Callable[..., Any] | None = None,
     depends_on: Sequence[str] = (),
+    risk: str = "normal",
+    deadline: float | timedelta | None = None,
 ) -> Any:
     """Makes a function, node or tool a side effect that happens once.
 
@@ -291,6 +301,10 @@ def effect(
         depends_on: Names of observations (``@recorded(observe=True)``), also of earlier steps,
             that are looked at again before a resumed run starts this effect. Without, those that
             its task made since its last effect.
+        risk: What a doubt about it means: ``low``, ``normal``, ``high`` or ``critical``. Sorts
+            `SurefootSaver.in_doubt`.
+        deadline: Seconds (or a timedelta) from the start until which a doubt has to be settled;
+            later it is overdue.
 
     Raises:
         Misconfigured: At decoration: the settings contradict each other.
@@ -312,6 +326,8 @@ def effect(
         "operation_id": operation_id,
         "compensate": compensate,
         "depends_on": depends_on,
+        "risk": risk,
+        "deadline": deadline,
     }
     if fn is None:
         return lambda function: _decorate(function, settings)
@@ -398,6 +414,8 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
         )
     if settings["lookup"] not in ("strong", "settling"):
         raise Misconfigured(field=where, reason="lookup is 'strong' or 'settling'")
+    if settings["risk"] not in RISKS:
+        raise Misconfigured(field=where, reason=f"risk is one of {', '.join(RISKS)}")
     if settings["settling"] is not None and settings["settling"] < 0:
         raise Misconfigured(field=where, reason="settling must not be negative")
     window_ms = _milliseconds(settings["window"])
@@ -424,6 +442,8 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
         signature=signature,
         takes_key=takes_key,
         takes_call=takes_call,
+        risk=None if settings["risk"] == "normal" else settings["risk"],
+        deadline_ms=_deadline_ms(settings["deadline"], where),
         hook=_hook(fn, name, settings),
         inverse=_inverse(where, parameters, settings["compensate"]),
         depends_on=_observed(settings["depends_on"], where),
@@ -476,6 +496,17 @@ def _observed(names: Sequence[str], where: str) -> tuple[str, ...]:
     if isinstance(names, str):
         raise Misconfigured(field=where, reason="depends_on= is a list of names, not one text")
     return tuple(names)
+
+
+def _deadline_ms(deadline: Any, where: str) -> int | None:
+    if deadline is None:
+        return None
+    seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else deadline
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise Misconfigured(field=where, reason="deadline= is seconds or a timedelta")
+    if not 0 < seconds <= _DEADLINE_MAX_S:
+        raise Misconfigured(field=where, reason="deadline= is more than 0 and at most 100 years")
+    return int(seconds * 1_000)
 
 
 # --- tools -------------------------------------------------------------------------------------

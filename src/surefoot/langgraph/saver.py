@@ -24,6 +24,7 @@ from collections.abc import (
     Set,
 )
 from concurrent.futures import Future
+from dataclasses import asdict
 from datetime import timedelta
 from itertools import dropwhile, islice
 from typing import Any, TypeAlias, TypeVar
@@ -44,10 +45,11 @@ from psycopg_pool import ConnectionPool
 from surefoot.assembly import Core, open_core
 from surefoot.config import DEFAULT_CREDENTIAL_NAMES, Limits, ResumePolicy
 from surefoot.errors import Misconfigured, Misuse, RollbackDetected, TamperDetected
-from surefoot.flows import audit, load, maintain, orders, save
+from surefoot.flows import audit, doubts, load, maintain, orders, save
 from surefoot.flows.acquire import held
 from surefoot.flows.audit import ThreadReport
 from surefoot.flows.chain import Chain
+from surefoot.flows.doubts import EffectNumbers, EffectRecord, InDoubt
 from surefoot.flows.effects import questions
 from surefoot.flows.find import Found, walk_checkpoints
 from surefoot.flows.orders import Done
@@ -228,7 +230,9 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         Returns:
             ``ok`` (bool), ``content_store`` and ``highwater`` (each ``{"ok": …, "where": …}``,
             with ``error`` when not ok), ``degraded`` (bool or None when unknown),
-            ``live_threads`` (int) and ``waiting_writes`` (int).
+            ``live_threads`` (int), ``waiting_writes`` (int) and ``effects`` (what this process
+            counted: ``opened``, ``reconciled``, ``escalated``; `effect_numbers` also asks the
+            stores).
         """
         ports = self.core.ports
         parts = {
@@ -247,6 +251,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             "degraded": self.core.degraded() if ok else None,
             "live_threads": len(sessions),
             "waiting_writes": sum(len(s.queue) for s in sessions),
+            "effects": asdict(ports.tally.numbers()),
         }
 
     def release(self, thread_id: str) -> None:
@@ -867,6 +872,64 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         thread = host.thread_id(thread_id, field="thread_id")
         return iter([audit.verify_thread(ports, self.serde, thread, deep=deep, progress=told)])
 
+    def in_doubt(self, *, thread: str | None = None, limit: int | None = None) -> Sequence[InDoubt]:
+        """Every effect of which nobody has recorded whether it happened: the queue for people.
+
+        What is overdue comes first, then the greater risk, then the older one. Takes no lease,
+        and looks only at threads that one of the stores says may hold a doubt; a thread that does
+        not verify is an item of the state ``unreadable``.
+
+        Args:
+            thread: Only this thread, whatever the stores say.
+            limit: At most this many.
+
+        Raises:
+            Refused: With ``thread``: it does not verify.
+            StoreUnavailable: A store did not answer.
+        """
+        self.core.check_durability()
+        _check_limit(limit)
+        only = None if thread is None else host.thread_id(thread, field="thread")
+        return doubts.in_doubt(self.core.ports, self.serde, thread=only, limit=limit)
+
+    async def ain_doubt(
+        self, *, thread: str | None = None, limit: int | None = None
+    ) -> Sequence[InDoubt]:
+        """Async twin of `in_doubt`."""
+        return await self.core.offload.run(self.in_doubt, thread=thread, limit=limit)
+
+    def effects(self, thread_id: str, *, limit: int | None = None) -> Sequence[EffectRecord]:
+        """Every recorded transition of a thread's effects, newest first. Takes no lease.
+
+        Args:
+            thread_id: The thread.
+            limit: At most this many.
+
+        Raises:
+            Refused: The thread does not verify.
+            StoreUnavailable: A store did not answer.
+        """
+        self.core.check_durability()
+        _check_limit(limit)
+        thread = host.thread_id(thread_id, field="thread_id")
+        return doubts.history(self.core.ports, thread, limit=limit)
+
+    async def aeffects(self, thread_id: str, *, limit: int | None = None) -> Sequence[EffectRecord]:
+        """Async twin of `effects`."""
+        return await self.core.offload.run(self.effects, thread_id, limit=limit)
+
+    def effect_numbers(self) -> EffectNumbers:
+        """Numbers for dashboards: what this process counted, and what is in doubt in the stores.
+
+        Raises:
+            StoreUnavailable: A store did not answer.
+        """
+        return doubts.numbers_of(self.core.ports, self.in_doubt())
+
+    async def aeffect_numbers(self) -> EffectNumbers:
+        """Async twin of `effect_numbers`."""
+        return await self.core.offload.run(self.effect_numbers)
+
     def propose(
         self,
         thread_id: str,
@@ -884,8 +947,8 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             reason: Why; it is kept in the journal.
             valid_for: How long it may be carried out, from now; at most 31 days.
             **choices: ``to_seq`` (restore; by default the last record that verifies),
-                ``horizon`` and ``trusted_keys`` (restore, adopt), ``slot``, ``outcome`` and
-                ``result`` (approve).
+                ``horizon`` and ``trusted_keys`` (restore, adopt), ``slot``, ``outcome``,
+                ``result`` and ``evidence`` (approve).
 
         Raises:
             Misuse: A choice is missing or wrong, or there is nothing to decide.
@@ -1093,6 +1156,11 @@ def _check_list_arguments(filter_: object, limit: object) -> None:
         return
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
         raise Misuse(field="limit", reason="must be None or a number from 0")
+
+
+def _check_limit(limit: object) -> None:
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise Misuse(field="limit", reason="is None or a whole number from 1")
 
 
 def _check_settings(tenant: object, serde: object, credential_names: object) -> None:

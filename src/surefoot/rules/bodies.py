@@ -322,7 +322,8 @@ class CheckpointBody:
         metadata: Serialised metadata.
         values: Every channel that has a value.
         folds: Slots of effects whose results are part of this state.
-        extra: Further facts by name; see `loose` for one of them.
+        extra: Further facts by name: ``open`` (slots of the thread that are open when it is made),
+            ``left_open`` (those that it goes on without); see `loose` for another of them.
     """
 
     namespace: str
@@ -511,6 +512,9 @@ class EffectBody:
         operation: ``operation_id`` of the call (E4c).
         caller: Thread that called the operation.
         compensates: Slot of the effect that this one undoes.
+        risk: ``low``, ``high`` or ``critical``; None is normal.
+        due_us: Until when a doubt about it has to be settled, microseconds since the epoch on
+            the worker's clock; None when nothing was declared.
     """
 
     slot: bytes
@@ -551,6 +555,9 @@ class EffectBody:
         parts = (self.arguments, self.result, self.receipt, self.evidence, self.conflict)
         return [typed for typed in parts if typed is not None]
 
+    risk: str | None = None
+    due_us: int | None = None
+
     def pack(self) -> bytes:
         """Stored form: a map of field names, without those that have their default."""
         out: dict[str, Any] = {}
@@ -583,6 +590,7 @@ class EffectBody:
             "since_us": _int,
             "adopted": _bytes,
             "compensates": _bytes,
+            "due_us": _int,
         }
         try:
             known: dict[str, Any] = {}
@@ -784,12 +792,14 @@ class KeyChangeBody:
 
 
 def _extra(raw: Any) -> dict[str, Any]:
-    """What later releases may add; the numbers that this one reads are numbers."""
+    """What later releases may add; what this one reads has the type that it should."""
     if not isinstance(raw, dict):
         raise TypeError("fields of wrong types")
     for name in ("of", "horizon", "horizon_at"):
         if raw.get(name) is not None:
             _int(raw[name])
+    for slot in raw.get("open", ()):
+        _bytes(slot)
     return raw
 
 

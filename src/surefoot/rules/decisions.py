@@ -64,7 +64,8 @@ class Decision(_Document):
             back to; only name one whose secret nobody else can know.
         slot: For ``approve``: the effect's slot.
         outcome: For ``approve``: ``succeeded`` (with ``result``), ``absent`` (proven: nothing
-            happened, it may run again) or ``abandoned``.
+            happened, it may run again), ``abandoned`` (given up, whether it happened or not) or
+            ``compensated`` (it happened, and was undone).
         result: For ``succeeded``: what the effect returns from now on, as JSON gives it back (a
             tuple is a list). It has to be given, also when it is None: a forgotten one would be
             handed to the run as if it were the answer.
@@ -72,6 +73,10 @@ class Decision(_Document):
         proposed_intent: For ``approve``: fingerprint of the arguments that are to stand.
         receipt_digest: For ``approve``: digest of the receipt that was looked at; 64 zeros
             when there was none.
+        evidence: For ``approve``: what it was decided on, e.g. what the receiver's records show;
+            for people.
+        evidence_digest: For ``approve``: digest of what a lookup had found and was looked at;
+            64 zeros when there was nothing.
         reason: Why, for the record.
         nonce: 16 random bytes; each is consumed once.
         not_before: From when on it holds.
@@ -90,11 +95,13 @@ class Decision(_Document):
     horizon: Annotated[int, Field(gt=-(2**62), lt=2**62)] | None = None
     trusted_keys: list[Annotated[str, Field(min_length=1)]] | None = None
     slot: Digest | None = None
-    outcome: Literal["succeeded", "absent", "abandoned"] | None = None
+    outcome: Literal["succeeded", "absent", "abandoned", "compensated"] | None = None
     result: Any = None
     recorded_intent: Digest | None = None
     proposed_intent: Digest | None = None
     receipt_digest: Digest | None = None
+    evidence: Annotated[str, Field(min_length=1, max_length=2_000)] | None = None
+    evidence_digest: Digest | None = None
     reason: Annotated[str, Field(min_length=1, max_length=2_000)]
     nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     not_before: Annotated[datetime, Field(strict=False)]
@@ -139,8 +146,7 @@ class Decision(_Document):
             given |= {"result"} & self.model_fields_set  # None is a result as well, if it is given
         if missing := sorted(wanted - given):
             raise ValueError(f"{self.action} needs {', '.join(missing)}")
-        may = {"trusted_keys"} if self.action in ("restore", "adopt") else set()
-        if extra := sorted(given - wanted - may):
+        if extra := sorted(given - wanted - _MAY_HAVE.get(self.action, set())):
             raise ValueError(f"{', '.join(extra)} does not belong to {self.action}")
         if self.action == "adopt" and self.head_seq == 0:
             raise ValueError("head_seq must name a stored record; with none, a thread is new")
@@ -186,6 +192,8 @@ _OPTIONAL = (
     "recorded_intent",
     "proposed_intent",
     "receipt_digest",
+    "evidence",
+    "evidence_digest",
 )
 _FIELDS_OF: dict[str, set[str]] = {
     "restore": {"to_seq", "to_digest", "horizon"},
@@ -193,6 +201,12 @@ _FIELDS_OF: dict[str, set[str]] = {
     "abort": set(),
     "approve": {"slot", "outcome", "recorded_intent", "proposed_intent", "receipt_digest"},
     "replan": set(),
+}
+#: What a document may lack: an earlier release made it without.
+_MAY_HAVE: dict[str, set[str]] = {
+    "restore": {"trusted_keys"},
+    "adopt": {"trusted_keys"},
+    "approve": {"evidence", "evidence_digest"},
 }
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["pack_intents", "unpack_intents"]
+__all__ = ["LEFT_OPEN", "pack_intents", "unpack_intents"]
+
+#: Stands among the intents for all effects that a checkpoint has left open: their own intents leave
+#: B, so that they do not pile up there, but B goes on to witness that there are some. No digest.
+LEFT_OPEN = b"\xff" * 32
 
 _SLOT = 32
 _ENTRY = _SLOT + 8
