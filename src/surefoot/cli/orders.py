@@ -1,10 +1,9 @@
-"""``surefoot review``, ``resolve`` and ``restore``: making decisions, and carrying them out."""
+"""``surefoot review``, ``restore`` and ``adopt``: making decisions, and carrying them out."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -25,15 +24,14 @@ from surefoot.cli.asking import (
     facts_of,
     opened,
     progress_of,
-    refusing,
     show,
     warn_of_no_threads,
 )
 from surefoot.errors import Misuse, SurefootError
 from surefoot.rules.decisions import Decision
-from surefoot.signing import Reviewers, SigningKey
+from surefoot.signing import SigningKey
 
-__all__ = ["adopt", "resolve", "restore", "review"]
+__all__ = ["Key", "ReviewersOption", "adopt", "explain", "restore", "result_choice", "review"]
 
 #: 31 days, less the 5 minutes that a decision holds before it was made.
 _MAX_MINUTES = 31 * 24 * 60 - 5
@@ -78,11 +76,15 @@ def review(
     trust_key: TrustKey = None,
     slot: Annotated[str | None, typer.Option(help="approve: slot of the effect.")] = None,
     outcome: Annotated[
-        str | None, typer.Option(help="approve: succeeded, absent or abandoned.")
+        str | None,
+        typer.Option(help="approve: succeeded, absent, abandoned or compensated."),
     ] = None,
     result: Annotated[
         str | None,
         typer.Option(help="approve, succeeded: what the effect returns, as JSON; null is none."),
+    ] = None,
+    evidence: Annotated[
+        str | None, typer.Option(help="approve: what it is decided on, e.g. a bank statement.")
     ] = None,
     valid_for: Annotated[
         int, typer.Option("--valid-for", help="Minutes for which it may be carried out.")
@@ -97,7 +99,7 @@ def review(
     and refuses when the thread has moved.
     """
     choices: dict[str, Any] = {"to_seq": to, "horizon": horizon, "trusted_keys": trust_key or None}
-    choices |= {"slot": slot, "outcome": outcome}
+    choices |= {"slot": slot, "outcome": outcome, "evidence": evidence}
     with opened(
         conn,
         highwater=highwater,
@@ -107,7 +109,9 @@ def review(
         as_json=False,
     ) as saver:
         life = _life(valid_for)
-        choices = {k: v for k, v in choices.items() if v is not None} | _result(result, outcome)
+        choices = {k: v for k, v in choices.items() if v is not None} | result_choice(
+            result, outcome
+        )
         key = SigningKey.from_file(signing_key)
         decision = saver.propose(
             thread,
@@ -121,7 +125,7 @@ def review(
             _write_new(out, document)
     if out is None:
         typer.echo(document)
-    _explain(decision)
+    explain(decision)
     where = "FILE" if out is None else str(out)
     typer.echo(f"\nCarry it out: surefoot resolve CONN {where} --highwater …", err=True)
 
@@ -132,7 +136,7 @@ def _life(minutes: int) -> timedelta:
     return timedelta(minutes=minutes)
 
 
-def _result(result: str | None, outcome: str | None) -> dict[str, Any]:
+def result_choice(result: str | None, outcome: str | None) -> dict[str, Any]:
     """The choice of a result, also when it is null; a success has to have one."""
     problem = ""
     if result is None:
@@ -164,7 +168,7 @@ def _write_new(out: Path, document: str) -> None:
         raise Misuse(field="--out", reason=f"{out}: {error.strerror}") from None
 
 
-def _explain(decision: Decision) -> None:
+def explain(decision: Decision) -> None:
     """Says on standard error what was decided, for whoever reads it before it is carried out."""
     said = [
         f"decision {decision.nonce}: {decision.action} thread {decision.thread!r}",
@@ -182,52 +186,10 @@ def _explain(decision: Decision) -> None:
         said.append(f"  effect {decision.slot[:16]}… is {decision.outcome}")
     if decision.outcome == "succeeded":
         said.append(f"  and returns to the run: {json.dumps(decision.result)}")
+    if decision.evidence is not None:
+        said.append(f"  on the evidence: {decision.evidence}")
     said.append(f"  until {decision.expires:%Y-%m-%d %H:%M:%S} UTC, because: {decision.reason}")
     typer.echo("\n".join(said), err=True)
-
-
-@app.command()
-def resolve(
-    conn: Conn,
-    document: Annotated[Path, typer.Argument(help="File of the signed decision; - is stdin.")],
-    *,
-    highwater: HighwaterOption,
-    reviewers: ReviewersOption = None,
-    schema: Schema = None,
-    tenant: Tenant = "default",
-    encrypted: Encrypted = False,
-    as_json: Json = False,
-) -> None:
-    """Carry out a signed decision, once. Refuses when the thread has moved since."""
-    more: dict[str, Any] = {}
-    if reviewers is not None:
-        with refusing(as_json=as_json):
-            more["reviewers"] = Reviewers.from_file(reviewers)
-    with opened(
-        conn,
-        highwater=highwater,
-        schema=schema,
-        tenant=tenant,
-        encrypted=encrypted,
-        as_json=as_json,
-        **more,
-    ) as saver:
-        done = saver.resolve(_read(document))
-    if as_json:
-        show(asdict(done))
-    else:
-        typer.echo(f"{done.action}: thread {done.thread!r} {done.text}")
-
-
-def _read(document: Path) -> str:
-    try:
-        if str(document) == "-":
-            return sys.stdin.read()
-        return document.read_text(encoding="utf-8")
-    except OSError as error:
-        raise Misuse(field="document", reason=f"{document}: {error.strerror}") from None
-    except ValueError:
-        raise Misuse(field="document", reason=f"{document} is no text") from None
 
 
 Every = Annotated[bool, typer.Option("--all", help="Every thread that needs it.")]
@@ -414,7 +376,7 @@ def _proposed(saver: Any, order: _Order, course: _Course) -> list[Decision]:
 
 def _ask(decisions: list[Decision], course: _Course, *, yes: bool) -> None:
     for decision in decisions:
-        _explain(decision)
+        explain(decision)
     for thread, error in course.failed.items():
         complain(f"cannot be done for thread {thread!r}: {error}")
     if not decisions:
