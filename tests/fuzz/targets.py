@@ -42,18 +42,23 @@ from surefoot.keys import Key, Keyring
 from surefoot.langgraph.serde import StrictSerializer
 from surefoot.ports import Mark
 from surefoot.rules.bodies import (
+    BODY_SCHEMAS,
     MAX_UNPACKED_BYTES,
     BodyError,
     CheckpointBody,
     Chunks,
     DecisionBody,
     EffectBody,
+    EventBody,
     Inline,
     KeptFrame,
+    KeyChangeBody,
+    ProvenanceBody,
     PruneBody,
     RestoreBody,
     Row,
     Segment,
+    TombstoneBody,
     Typed,
     WritesBody,
     pack_encrypted,
@@ -85,6 +90,10 @@ BODY_READERS: Mapping[str, Callable[[int, bytes], Any]] = {
     "P": PruneBody.unpack,
     "R": RestoreBody.unpack,
     "D": DecisionBody.unpack,
+    "F": ProvenanceBody.unpack,
+    "X": TombstoneBody.unpack,
+    "K": KeyChangeBody.unpack,
+    "V": EventBody.unpack,
 }
 #: A zstd block of 128 KiB takes at least 4 bytes.
 _EXPANSION = 32_768
@@ -215,22 +224,22 @@ def _with_fitting_seal(last_seq: int, epoch: int, head: bytes) -> bytes:
 
 
 def _body_target(kind: str) -> Target:
-    unpack = BODY_READERS[kind]
+    unpack, now = BODY_READERS[kind], BODY_SCHEMAS[kind]
 
     def target(data: bytes) -> bool:
         accepted = False
         schema = data[0] if data else 1
-        for version, stored in ((1, data), (1, b"\0" + data), (schema, data[1:])):
+        for version, stored in ((now, data), (now, b"\0" + data), (schema, data[1:])):
             try:
                 body = unpack(version, stored)
             except BodyError:
                 continue
             accepted = True
-            require(version == 1, "a schema of the future was read")
+            require(1 <= version <= now, "a schema of the future was read")
             check_types(body)
             if hasattr(body, "pack"):
                 packed = body.pack()
-                require(unpack(1, packed).pack() == packed, "a body changes when it is kept")
+                require(unpack(now, packed).pack() == packed, "a body changes when it is kept")
         return accepted
 
     return target
@@ -245,6 +254,15 @@ _SHAPES: Mapping[type, Mapping[str, Any]] = {
     Typed: {"tag": _TEXT, "ref": (Inline, Row, Chunks)},
     RestoreBody: {"to_seq": _INT, "to_digest": _RAW, "horizon": _INT, "lost": _FLAG},
     DecisionBody: {"document": _RAW},
+    TombstoneBody: {"reason": _TEXT},
+    KeyChangeBody: {"key_id": _TEXT, "valid_up_to": _INT, "compromised": _FLAG},
+    ProvenanceBody: {
+        "source_thread": _TEXT,
+        "source_incarnation": _INT,
+        "source_seq": _INT,
+        "source_digest": _RAW,
+    },
+    EventBody: {"kind": _TEXT, "payload": Typed, "at_us": _INT, "version": _INT},
 }
 _NAMED: Mapping[str, Any] = {
     **dict.fromkeys(("namespace", "checkpoint_id", "channel", "task_id", "task_path"), _TEXT),
@@ -784,7 +802,7 @@ def seeds() -> dict[str, list[bytes]]:
     }
 
 
-_KINDS: Any = tuple(map(ord, "CWEPRD"))
+_KINDS: Any = tuple(map(ord, "CWEPRDFXKV"))
 
 
 def _body_seeds(chunks: Typed, row: Typed, small: Typed) -> dict[str, bytes]:
@@ -806,6 +824,10 @@ def _body_seeds(chunks: Typed, row: Typed, small: Typed) -> dict[str, bytes]:
         "P": PruneBody(kept, "prune", (3, 4), True).pack(),
         "R": RestoreBody(3, bytes(32), 7, True).pack(),
         "D": DecisionBody(b"{}").pack(),
+        "F": ProvenanceBody("source", 1, 9, bytes(32)).pack(),
+        "X": TombstoneBody("delete_thread").pack(),
+        "K": KeyChangeBody("k1", 8, compromised=False).pack(),
+        "V": EventBody("guardrail.tripped", small, 5, 2).pack(),
     }
 
 

@@ -14,16 +14,21 @@ from hypothesis import strategies as st
 
 from surefoot.rules.bodies import (
     BODY_SCHEMAS,
+    UPCASTERS,
     Batch,
     BodyError,
     ChannelValue,
     CheckpointBody,
     Chunks,
+    DecisionBody,
     EffectBody,
+    EventBody,
     Inline,
     KeptFrame,
+    KeyChangeBody,
     ProvenanceBody,
     PruneBody,
+    RestoreBody,
     Row,
     Segment,
     TombstoneBody,
@@ -41,7 +46,15 @@ READERS: dict[str, Callable[[int, bytes], Any]] = {
     "W": WritesBody.unpack,
     "E": EffectBody.unpack,
     "P": PruneBody.unpack,
+    "R": RestoreBody.unpack,
+    "D": DecisionBody.unpack,
+    "F": ProvenanceBody.unpack,
+    "X": TombstoneBody.unpack,
+    "K": KeyChangeBody.unpack,
+    "V": EventBody.unpack,
 }
+#: What is written today, by kind.
+NOW = BODY_SCHEMAS
 _TEXT = st.text(st.characters(), max_size=12)
 _INT = st.integers(-(2**62), 2**62)
 _DIGEST = st.binary(min_size=32, max_size=32)
@@ -84,6 +97,7 @@ _WRITES = st.builds(
         ),
         max_size=3,
     ).map(tuple),
+    _INT,
 )
 _EFFECT = st.builds(
     EffectBody,
@@ -146,6 +160,12 @@ EXAMPLES: dict[str, Any] = {
         bytes(32), "name\ud800", "started", 1, "K", bytes(32), "key", "", "c", "(root)", SAMPLE
     ),
     "P": PruneBody((KeptFrame(9, 2, 8, bytes(32)),), "keep\0", (3, 4), True),
+    "R": RestoreBody(3, bytes(32), -1, True),
+    "D": DecisionBody(b"{}"),
+    "F": ProvenanceBody("s\0\ud800", 2, 3, bytes(32)),
+    "X": TombstoneBody("why\ud800"),
+    "K": KeyChangeBody("k\u00e9", 7, compromised=True),
+    "V": EventBody("guardrail.tripped", SAMPLE, 2**60, 3),
 }
 
 
@@ -153,9 +173,9 @@ def packed(document: Any) -> bytes:
     return pack_stored(ormsgpack.packb(document, option=ormsgpack.OPT_NON_STR_KEYS))
 
 
-def refused(kind: str, stored: bytes, schema: int = 1) -> str:
+def refused(kind: str, stored: bytes, schema: int | None = None) -> str:
     with pytest.raises(BodyError) as caught:
-        READERS[kind](schema, stored)
+        READERS[kind](NOW[kind] if schema is None else schema, stored)
     return str(caught.value)
 
 
@@ -165,30 +185,30 @@ def refused(kind: str, stored: bytes, schema: int = 1) -> str:
 @settings(max_examples=50)
 @given(_CHECKPOINT)
 def test_checkpoints_come_back(body: CheckpointBody) -> None:
-    assert CheckpointBody.unpack(1, body.pack()) == body
+    assert CheckpointBody.unpack(NOW["C"], body.pack()) == body
 
 
 @settings(max_examples=50)
 @given(_WRITES)
 def test_writes_come_back(body: WritesBody) -> None:
-    assert WritesBody.unpack(1, body.pack()) == body
+    assert WritesBody.unpack(NOW["W"], body.pack()) == body
 
 
 @given(_EFFECT)
 def test_effects_come_back(body: EffectBody) -> None:
-    assert EffectBody.unpack(1, body.pack()) == body
+    assert EffectBody.unpack(NOW["E"], body.pack()) == body
 
 
 @given(_PRUNE)
 def test_prunes_come_back(body: PruneBody) -> None:
-    assert PruneBody.unpack(1, body.pack()) == body
+    assert PruneBody.unpack(NOW["P"], body.pack()) == body
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_names_of_every_kind_survive(kind: str) -> None:
     body = EXAMPLES[kind]
-    assert READERS[kind](1, body.pack()) == body
-    assert READERS[kind](1, body.pack()).pack() == body.pack()
+    assert READERS[kind](NOW[kind], body.pack()) == body
+    assert READERS[kind](NOW[kind], body.pack()).pack() == body.pack()
 
 
 def test_the_other_bodies_are_documents_too() -> None:
@@ -196,6 +216,10 @@ def test_the_other_bodies_are_documents_too() -> None:
     assert tomb == ["why\ud800".encode("utf-8", "surrogatepass")]
     origin = ormsgpack.unpackb(unpack_stored(ProvenanceBody("s\0", 2, 3, bytes(32)).pack()))
     assert origin == [b"s\0", 2, 3, bytes(32)]
+    limit = ormsgpack.unpackb(unpack_stored(KeyChangeBody("k", 4, compromised=False).pack()))
+    assert limit == [b"k", 4, False]
+    fact = ormsgpack.unpackb(unpack_stored(EventBody("a.b", SAMPLE, 5, 2).pack()))
+    assert fact == [b"a.b", [b"msgpack", [0, b"\x00\x01"]], 5, 2]
 
 
 def test_an_effect_of_an_earlier_release_has_no_risk_and_no_deadline() -> None:
@@ -221,13 +245,44 @@ def test_an_effect_stores_no_empty_field() -> None:
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
-@pytest.mark.parametrize("schema", [-1, 0, 2, 3, 255])
-def test_an_unknown_schema_is_refused_by_name(kind: str, schema: int) -> None:
-    assert f"schema {schema} of kind {kind}" in refused(kind, EXAMPLES[kind].pack(), schema)
+@pytest.mark.parametrize("beyond", [1, 2, 200])
+def test_an_unknown_schema_is_refused_by_name(kind: str, beyond: int) -> None:
+    for schema in (-1, 0, NOW[kind] + beyond):
+        assert f"schema {schema} of kind {kind}" in refused(kind, EXAMPLES[kind].pack(), schema)
 
 
 def test_the_schemas_of_this_release() -> None:
-    assert dict(BODY_SCHEMAS) == dict.fromkeys("CWEPXFRDK", 1)
+    assert dict(BODY_SCHEMAS) == {**dict.fromkeys("CPXFRDKV", 1), "W": 2, "E": 2}
+    assert READERS.keys() == BODY_SCHEMAS.keys(), "a body that nobody can read again"
+
+
+# --- what earlier releases wrote ---------------------------------------------------------------
+
+
+def test_writes_of_schema_1_have_no_time() -> None:
+    body = EXAMPLES["W"]
+    older = ormsgpack.unpackb(unpack_stored(body.pack()))[:3]
+    assert WritesBody.unpack(1, packed(older)) == body
+    assert body.at_us == 0
+    refused("W", packed(older))
+    refused("W", body.pack(), 1)
+    refused("W", packed(older[:2]), 1)
+
+
+def test_effects_of_schema_1_have_no_family() -> None:
+    body = EXAMPLES["E"]
+    older = ormsgpack.unpackb(unpack_stored(body.pack()))
+    del older["family"]
+    assert EffectBody.unpack(1, packed(older)) == body
+    refused("E", packed([1, 2]), 1)
+    with_family = {**older, "family": bytes(32)}
+    assert EffectBody.unpack(1, packed(with_family)).family == bytes(32), "it is never overwritten"
+
+
+def test_every_older_schema_is_raised_to_the_one_of_today() -> None:
+    for kind, now in BODY_SCHEMAS.items():
+        assert [n for n in range(-1, 256) if UPCASTERS.knows(kind, n)] == [*range(1, now + 1)]
+    assert not UPCASTERS.knows("Z", 1)
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
@@ -240,7 +295,7 @@ def test_documents_of_another_shape_are_refused(kind: str, document: Any) -> Non
     refused(kind, packed(document))
 
 
-@pytest.mark.parametrize("kind", ["C", "W", "P"])
+@pytest.mark.parametrize("kind", ["C", "W", "P", "R", "D", "F", "X", "K", "V"])
 def test_documents_that_are_cut_short_are_refused(kind: str) -> None:
     whole = ormsgpack.unpackb(unpack_stored(EXAMPLES[kind].pack()))
     for length in range(len(whole)):
@@ -255,7 +310,7 @@ def test_an_effect_with_a_field_of_the_future_or_without_its_slot_is_refused() -
 
 
 def test_an_unknown_reference_is_refused() -> None:
-    document = [b"", b"c", [[b"t", b"", False, [[0, b"ch", [b"msgpack", [3, b"x"]]]]]]]
+    document = [b"", b"c", [[b"t", b"", False, [[0, b"ch", [b"msgpack", [3, b"x"]]]]]], 0]
     refused("W", packed(document))
     document[2][0][3][0][2] = None  # type: ignore[index]
     assert "missing" in refused("W", packed(document))
@@ -266,7 +321,7 @@ def test_an_unknown_reference_is_refused() -> None:
 def test_rubbish_is_a_body_error(kind: str, rubbish: bytes) -> None:
     for stored in (rubbish, b"\x00" + rubbish, b"\x01" + rubbish):
         try:
-            READERS[kind](1, stored)
+            READERS[kind](NOW[kind], stored)
         except BodyError:
             pass
 
@@ -283,7 +338,7 @@ _JSON = st.recursive(
 @given(document=_JSON)
 def test_any_document_is_read_or_a_body_error(kind: str, document: Any) -> None:
     try:
-        READERS[kind](1, packed(document))
+        READERS[kind](NOW[kind], packed(document))
     except BodyError:
         pass
 
@@ -295,7 +350,7 @@ def test_any_edit_of_a_document_is_read_or_a_body_error(kind: str, data: st.Data
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
-        READERS[kind](1, b"\x00" + bytes(raw))
+        READERS[kind](NOW[kind], b"\x00" + bytes(raw))
     except BodyError:
         pass
 

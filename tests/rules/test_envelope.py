@@ -258,6 +258,7 @@ def test_the_kinds_of_format_version_1() -> None:
         "TOMBSTONE": "X",
         "RESTORE": "R",
         "KEY_CHANGE": "K",
+        "EVENT": "V",
     }
     assert FORMAT_VERSION == 1
 

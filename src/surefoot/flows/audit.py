@@ -31,6 +31,8 @@ from surefoot.ports import Ports, Serializer
 from surefoot.rules.bodies import (
     Chunks,
     DecisionBody,
+    KeyChangeBody,
+    ProvenanceBody,
     Row,
     Segment,
     Typed,
@@ -247,6 +249,10 @@ def _check_small(thread: str, record: RecordHead) -> None:
         restore_of(thread, record)
     elif record.kind is Kind.DECISION:
         body_of(thread, record, DecisionBody.unpack)
+    elif record.kind is Kind.KEY_CHANGE:
+        body_of(thread, record, KeyChangeBody.unpack)
+    elif record.kind is Kind.FORK:
+        body_of(thread, record, ProvenanceBody.unpack)
 
 
 def _load_all(loader: Loader, wanted: Sequence[Typed], unloadable: set[str]) -> None:

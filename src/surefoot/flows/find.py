@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from surefoot.flows.acquire import body_of, checkpoint_of, effect_of
 from surefoot.flows.chain import Chain
 from surefoot.ports import Ports
-from surefoot.rules.bodies import Batch, CheckpointBody, Typed, WritesBody
+from surefoot.rules.bodies import Batch, CheckpointBody, EventBody, Typed, WritesBody
 from surefoot.rules.envelope import Kind, RecordHead, checkpoint_subject, hash8
 
 __all__ = [
@@ -73,6 +73,8 @@ def values_of(thread: str, record: RecordHead) -> list[Typed]:
         return [w.value for b in writes_of(thread, record).batches for w in b.writes]
     if record.kind is Kind.EFFECT:
         return effect_of(thread, record).values()
+    if record.kind is Kind.EVENT:
+        return [body_of(thread, record, EventBody.unpack).payload]
     return []
 
 

@@ -427,7 +427,9 @@ def _copy_records(
             if record.subject not in stored:
                 session.early.setdefault(record.subject, session.head.seq + 1)
         rows, chunks = pieces.take()
-        sealed = Record(record.kind, record.schema, record.subject, packed)
+        # Packed anew, so in the layout of today, whatever release wrote the source.
+        schema = BODY_SCHEMAS[chr(record.kind)]
+        sealed = Record(record.kind, schema, record.subject, packed)
         (link,) = journal.append(
             ports,
             session,

@@ -270,7 +270,7 @@ def _write_records(
         new = target not in session.known and subject not in session.early
         if new and not _stored(ports, session, target[1]):
             session.early[subject] = seq
-        body = WritesBody(*target, tuple(batches)).pack()
+        body = WritesBody(*target, tuple(batches), ports.host.now_us()).pack()
         records.append(Record(Kind.WRITES, BODY_SCHEMAS["W"], subject, body))
     return records, [(d, s) for d, s in rows.items() if d not in session.stored_digests]
 
@@ -347,7 +347,7 @@ def _store(
     at = len(records)
     records.append(Record(Kind.CHECKPOINT, BODY_SCHEMAS["C"], subject, body.pack()))
     if own:
-        early = WritesBody(*place, tuple(p.batch for p in own)).pack()
+        early = WritesBody(*place, tuple(p.batch for p in own), ports.host.now_us()).pack()
         records.append(Record(Kind.WRITES, BODY_SCHEMAS["W"], subject, early))
         rows += [r for p in own for r in p.rows]
     rows += [r for r in writer.rows if r[0] not in session.stored_digests]

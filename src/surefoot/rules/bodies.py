@@ -18,10 +18,12 @@ import ormsgpack
 import zstandard
 
 from surefoot.rules.envelope import hash8
+from surefoot.rules.upcasting import Upcasters
 
 __all__ = [
     "BODY_SCHEMAS",
     "MAX_UNPACKED_BYTES",
+    "UPCASTERS",
     "Batch",
     "BodyError",
     "ChannelValue",
@@ -30,6 +32,7 @@ __all__ = [
     "DecisionBody",
     "EffectBody",
     "Encrypted",
+    "EventBody",
     "Inline",
     "KeptFrame",
     "KeyChangeBody",
@@ -63,18 +66,36 @@ MAX_UNPACKED_BYTES = 256 * 2**20
 #: few bytes that claim more are refused before anything is allocated for them.
 _MAX_EXPANSION = 128 * 1024 // 4
 
-#: Schema version written for each body; readers know all versions up to it.
+#: Schema version written for each body; readers know all versions up to it, by `UPCASTERS`.
 BODY_SCHEMAS: Mapping[str, int] = {
     "C": 1,
-    "W": 1,
-    "E": 1,
+    "W": 2,
+    "E": 2,
     "P": 1,
     "X": 1,
     "F": 1,
     "R": 1,
     "D": 1,
     "K": 1,
+    "V": 1,
 }
+
+
+def _writes_without_time(document: Any) -> Any:
+    """``W`` 1 to 2: when it was stored; nobody knows of older ones."""
+    namespace, checkpoint_id, batches = document
+    return [namespace, checkpoint_id, batches, 0]
+
+
+def _effect_without_family(document: Any) -> Any:
+    """``E`` 1 to 2: the digest that calls share whose places differ by counters only."""
+    return {"family": b"", **document}
+
+
+#: From each older layout of a body to the next one.
+UPCASTERS = Upcasters(
+    BODY_SCHEMAS, {("W", 1): _writes_without_time, ("E", 1): _effect_without_family}
+)
 
 
 class BodyError(ValueError):
@@ -424,11 +445,20 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class WritesBody:
-    """Body of a ``W`` record: writes pending on one checkpoint."""
+    """Body of a ``W`` record: writes pending on one checkpoint.
+
+    Attributes:
+        namespace: Of the checkpoint.
+        checkpoint_id: Its id.
+        batches: In the order in which they came in.
+        at_us: When it was stored, microseconds since the epoch on the worker's clock; for people
+            only, and 0 when nobody knows.
+    """
 
     namespace: str
     checkpoint_id: str
     batches: tuple[Batch, ...]
+    at_us: int = 0
 
     def pack(self) -> bytes:
         """Stored form."""
@@ -445,6 +475,7 @@ class WritesBody:
                     ]
                     for b in self.batches
                 ],
+                self.at_us,
             ]
         )
 
@@ -469,6 +500,7 @@ class WritesBody:
                     )
                     for b in raw[2]
                 ),
+                _int(raw[3]),
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise _layout("W", error) from None
@@ -676,6 +708,20 @@ class TombstoneBody:
         """Stored form."""
         return _pack([_text(self.reason)])
 
+    @classmethod
+    def unpack(cls, schema: int, stored: bytes) -> TombstoneBody:
+        """Reads a verified body.
+
+        Raises:
+            BodyError: The schema is newer than this release, or the layout is wrong.
+        """
+        raw = _checked(schema, "X", stored)
+        try:
+            (reason,) = raw
+            return cls(_str(reason))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise _layout("X", error) from None
+
 
 @dataclass(frozen=True, slots=True)
 class ProvenanceBody:
@@ -696,6 +742,20 @@ class ProvenanceBody:
                 self.source_digest,
             ]
         )
+
+    @classmethod
+    def unpack(cls, schema: int, stored: bytes) -> ProvenanceBody:
+        """Reads a verified body.
+
+        Raises:
+            BodyError: The schema is newer than this release, or the layout is wrong.
+        """
+        raw = _checked(schema, "F", stored)
+        try:
+            thread, incarnation, seq, digest = raw
+            return cls(_str(thread), _int(incarnation), _int(seq), _bytes(digest))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise _layout("F", error) from None
 
 
 # --- R, D, K: restore, decision, key change -----------------------------------------------------
@@ -790,6 +850,58 @@ class KeyChangeBody:
         """The record's subject, so that walks without bodies know it: key (8), seq (8)."""
         return hash8(self.key_id) + self.valid_up_to.to_bytes(8, "big")
 
+    @classmethod
+    def unpack(cls, schema: int, stored: bytes) -> KeyChangeBody:
+        """Reads a verified body.
+
+        Raises:
+            BodyError: The schema is newer than this release, or the layout is wrong.
+        """
+        raw = _checked(schema, "K", stored)
+        try:
+            key_id, valid_up_to, compromised = raw
+            return cls(_str(key_id), _int(valid_up_to), _flag(compromised))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise _layout("K", error) from None
+
+
+# --- V: a fact of the user's own ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EventBody:
+    """Body of a ``V`` record: something that the user wants to stand in the trail.
+
+    Attributes:
+        kind: The user's name of it; see `surefoot.rules.events.decide_kind`.
+        payload: Plain data, serialised.
+        at_us: Microseconds since the epoch on the worker's clock; for people only.
+        version: Of the payload's layout, which is the user's own.
+    """
+
+    kind: str
+    payload: Typed
+    at_us: int
+    version: int = 1
+
+    def pack(self) -> bytes:
+        """Stored form."""
+        return _pack([_text(self.kind), _typed_out(self.payload), self.at_us, self.version])
+
+    @classmethod
+    def unpack(cls, schema: int, stored: bytes) -> EventBody:
+        """Reads a verified body.
+
+        Raises:
+            BodyError: The schema is newer than this release, or the layout is wrong.
+        """
+        raw = _checked(schema, "V", stored)
+        try:
+            kind, payload, at_us, version = raw
+            return cls(_str(kind), _need(_typed_in(payload)), _int(at_us), _int(version))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise _layout("V", error) from None
+
 
 def _extra(raw: Any) -> dict[str, Any]:
     """What later releases may add; what this one reads has the type that it should."""
@@ -810,9 +922,13 @@ def _need(typed: Typed | None) -> Typed:
 
 
 def _checked(schema: int, kind: str, stored: bytes) -> Any:
-    if not 1 <= schema <= BODY_SCHEMAS[kind]:
+    if not UPCASTERS.knows(kind, schema):
         raise BodyError(f"schema {schema} of kind {kind} is not known to this release")
-    return _unpack(stored)
+    document = _unpack(stored)
+    try:
+        return UPCASTERS.raised(kind, schema, document)
+    except (LookupError, TypeError, ValueError) as error:
+        raise _layout(kind, error) from None
 
 
 def _layout(kind: str, error: Exception) -> BodyError:

@@ -64,6 +64,7 @@ class Kind(IntEnum):
     TOMBSTONE = ord("X")
     RESTORE = ord("R")
     KEY_CHANGE = ord("K")
+    EVENT = ord("V")
 
 
 class EnvelopeError(ValueError):
