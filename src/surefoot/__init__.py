@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from surefoot.langgraph.effects import EffectCall, effect
     from surefoot.langgraph.reads import now, pure, random, recorded, uuid4
     from surefoot.langgraph.saver import SurefootSaver
+    from surefoot.langgraph.trail import arecord, record
     from surefoot.rules.answers import Absent, Committed, Conflicting, NotSent, Unknown
     from surefoot.rules.decisions import Decision, SignedDecision
+    from surefoot.rules.events import Event
+    from surefoot.rules.folding import ThreadState, fold
     from surefoot.signing import Reviewers, SigningKey
 
 _HOMES = {
@@ -25,6 +28,7 @@ _HOMES = {
     "EffectCall": "surefoot.langgraph.effects",
     "EffectNumbers": "surefoot.flows.doubts",
     "EffectRecord": "surefoot.flows.doubts",
+    "Event": "surefoot.rules.events",
     "InDoubt": "surefoot.flows.doubts",
     "Keyring": "surefoot.keys",
     "Limits": "surefoot.config",
@@ -34,11 +38,15 @@ _HOMES = {
     "SignedDecision": "surefoot.rules.decisions",
     "SigningKey": "surefoot.signing",
     "SurefootSaver": "surefoot.langgraph.saver",
+    "ThreadState": "surefoot.rules.folding",
     "Unknown": "surefoot.rules.answers",
+    "arecord": "surefoot.langgraph.trail",
     "effect": "surefoot.langgraph.effects",
+    "fold": "surefoot.rules.folding",
     "now": "surefoot.langgraph.reads",
     "pure": "surefoot.langgraph.reads",
     "random": "surefoot.langgraph.reads",
+    "record": "surefoot.langgraph.trail",
     "recorded": "surefoot.langgraph.reads",
     "uuid4": "surefoot.langgraph.reads",
 }
@@ -51,6 +59,7 @@ __all__ = [
     "EffectCall",
     "EffectNumbers",
     "EffectRecord",
+    "Event",
     "InDoubt",
     "Keyring",
     "Limits",
@@ -60,12 +69,16 @@ __all__ = [
     "SignedDecision",
     "SigningKey",
     "SurefootSaver",
+    "ThreadState",
     "Unknown",
     "__version__",
+    "arecord",
     "effect",
+    "fold",
     "now",
     "pure",
     "random",
+    "record",
     "recorded",
     "uuid4",
 ]

@@ -48,6 +48,7 @@ __all__ = [
     "SurefootError",
     "TamperDetected",
     "Unavailable",
+    "UnknownEvent",
 ]
 
 
@@ -298,6 +299,18 @@ class DecisionRefused(Refused):
     code = "DECISION_REFUSED"
     template = "decision {nonce} ({action}) of thread {thread!r} is not carried out: {reason}"
     remedy = "Look at the thread as it is now, then decide and sign anew (`surefoot review`)."
+
+
+class UnknownEvent(Refused):
+    """An event that this release does not know: what it changes would be left out of a fold."""
+
+    kind: str
+    schema: int | None
+    seq: int | None
+
+    code = "UNKNOWN_EVENT"
+    template = "event {kind!r} (schema {schema}) at seq {seq}: {reason}"
+    remedy = "A newer release wrote it; read the trail with that release."
 
 
 class MigrationRefused(Refused):

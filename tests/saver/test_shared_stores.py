@@ -270,6 +270,8 @@ METHODS: dict[str, Callable[[SurefootSaver], Any]] = {
     "prune": lambda s: s.prune(["t"]),
     "delete_for_runs": lambda s: s.delete_for_runs(["run"]),
     "delete_thread": lambda s: s.delete_thread("t"),
+    "record": lambda s: s.record("r", "test.fact", {"n": 1}),
+    "events": lambda s: s.events("p"),
     "threads": lambda s: [*s.threads()],
     "verify": lambda s: [*s.verify()],
     "in_doubt": lambda s: s.in_doubt(),
@@ -301,6 +303,8 @@ ASYNC: dict[str, Callable[[SurefootSaver], Any]] = {
     "aeffects": lambda s: s.aeffects("t"),
     "aeffect_numbers": lambda s: s.aeffect_numbers(),
     "averify": lambda s: _all(s.averify()),
+    "arecord": lambda s: s.arecord("r", "test.fact", {"n": 1}),
+    "aevents": lambda s: s.aevents("p"),
     "aresolve": _aresolve,
     "asetup": lambda s: s.asetup(),
 }

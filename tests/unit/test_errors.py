@@ -66,6 +66,7 @@ CODES = {
     "CHUNK_TAKEN": ("ChunkTaken", "unavailable"),
     "CLOSED": ("Closed", "misuse"),
     "UNFINGERPRINTABLE": ("Unfingerprintable", "misuse"),
+    "UNKNOWN_EVENT": ("UnknownEvent", "refuse"),
 }
 
 

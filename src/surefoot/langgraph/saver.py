@@ -46,6 +46,7 @@ from surefoot.assembly import Core, open_core
 from surefoot.config import DEFAULT_CREDENTIAL_NAMES, Limits, ResumePolicy
 from surefoot.errors import Misconfigured, Misuse, RollbackDetected, TamperDetected
 from surefoot.flows import audit, doubts, load, maintain, orders, save
+from surefoot.flows import events as trail
 from surefoot.flows.acquire import held
 from surefoot.flows.audit import ThreadReport
 from surefoot.flows.chain import Chain
@@ -58,11 +59,13 @@ from surefoot.keys import Keyring
 from surefoot.langgraph import hooks, host
 from surefoot.langgraph.host import Target, caller, checkpoint_id_of, run_of, target_of
 from surefoot.langgraph.serde import StrictSerializer
+from surefoot.langgraph.trail import ambient_session
 from surefoot.ports import HighWater
 from surefoot.rules.credentials import decide_credential
 from surefoot.rules.decisions import Decision, SignedDecision
 from surefoot.rules.effects import OPERATION_PREFIX
 from surefoot.rules.envelope import Kind, hash8
+from surefoot.rules.events import Event
 from surefoot.session import RunHandle, Session
 from surefoot.signing import Reviewers
 
@@ -1038,6 +1041,91 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             maintain.retire_key, self.core.ports, thread, key_id, compromised=compromised
         )
         return self.core.direct(thread, caller(), work)
+
+    # --- the audit trail ------------------------------------------------------------------------
+
+    def record(self, thread_id: str, kind: str, payload: Any = None, *, schema: int = 1) -> None:
+        """Puts a fact of your own into a thread's audit trail; it changes nothing.
+
+        It is sealed, stored and published when this returns. From inside a run of the thread it
+        goes through the run; from outside the thread is acquired and given back in one operation.
+
+        Args:
+            thread_id: The thread; one that is unknown begins with this fact.
+            kind: Its name: 1 to 64 letters, digits, dots, underscores and hyphens; not beginning
+                with ``surefoot.``.
+            payload: Plain data: None, bool, int, float, str, bytes, and lists and dicts of these.
+            schema: Version of the payload's layout, which is yours.
+
+        Raises:
+            Misuse: The kind may not be used.
+            NotStorable: The payload is no plain data.
+            Busy: From outside, and a live run holds the thread.
+            Fenced: From inside, and another worker has the thread.
+            StoreUnavailable: A store did not answer.
+        """
+        thread = host.thread_id(thread_id, field="thread_id")
+        fact = trail.fact_of(kind, payload, schema)
+        ports = self.core.ports
+        session = ambient_session(self.core, thread)
+        if session is not None:
+            trail.record_in_run(ports, session, self.serde, fact)
+            return
+        work = functools.partial(trail.record_directly, ports, thread, self.serde, fact)
+        self.core.direct(thread, caller(), work)
+
+    async def arecord(
+        self, thread_id: str, kind: str, payload: Any = None, *, schema: int = 1
+    ) -> None:
+        """Async twin of `record`."""
+        await self.core.offload.run(self.record, thread_id, kind, payload, schema=schema)
+
+    def events(
+        self,
+        thread_id: str,
+        *,
+        limit: int | None = None,
+        newest_first: bool = False,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> Sequence[Event]:
+        """What happened in a thread, verified, from its beginning.
+
+        Takes no lease and never alarms in honest use. The whole chain is read, because what an
+        event is depends on those before it. `surefoot.fold` makes of the events, oldest first,
+        what the thread is.
+
+        Args:
+            thread_id: The thread; one that is unknown or deleted has none.
+            limit: At most this many, from the end that comes first.
+            newest_first: Begin with the newest one.
+            progress: Told the thread and how many of its records are done.
+
+        Raises:
+            Misuse: ``limit`` is negative or no number.
+            RollbackDetected: The database is behind the high-water mark (R3).
+            TamperDetected: Something does not verify (R4, R6); nothing was decoded.
+            UnknownEvent: A newer release wrote something that this one does not know.
+            StoreUnavailable: A store did not answer.
+        """
+        trail.require_order(limit, newest_first)
+        self.core.check_durability()
+        thread = host.thread_id(thread_id, field="thread_id")
+        story = trail.read(self.core.ports, self.serde, thread, progress=progress or _untold)
+        told = () if story is None else story.events
+        return (told[::-1] if newest_first else told)[:limit]
+
+    async def aevents(
+        self,
+        thread_id: str,
+        *,
+        limit: int | None = None,
+        newest_first: bool = False,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> Sequence[Event]:
+        """Async twin of `events`; ``progress`` is told in the saver's threads."""
+        return await self.core.offload.run(
+            self.events, thread_id, limit=limit, newest_first=newest_first, progress=progress
+        )
 
     def threads(self) -> Iterator[str]:
         """Ids of all threads of the tenant that either store knows, deleted ones left out."""
