@@ -494,7 +494,9 @@ def _tell_effect(facts: RecordFacts, before: Before) -> tuple[Event, ...]:
 
 
 def _effect_name(facts: RecordFacts, body: EffectBody, before: Before) -> tuple[str, str]:
-    if body.state == "started" and body.source == "body":
+    if body.source not in ("body", "reconcile", "decision"):
+        raise _unknown(OURS + "effect", f"unknown source {body.source!r}", seq=facts.seq)
+    if body.state == "started":
         if before.state == "started" and before.attempt == body.attempt:
             return "effect.noted", "E2"
         return ("effect.retried" if body.attempt > 1 else "effect.started"), "E2"
@@ -502,7 +504,7 @@ def _effect_name(facts: RecordFacts, body: EffectBody, before: Before) -> tuple[
         return "effect.reconciled", _LOOKED_UP[body.state]
     if body.source == "decision" and body.state in _DECIDED:
         return "effect.decided", "R7"
-    if body.source == "body" and body.state in _OUTCOMES:
+    if body.state in _OUTCOMES and (body.source == "body" or body.state == "in_doubt"):
         return _OUTCOMES[body.state]
     raise _unknown(
         OURS + "effect",
