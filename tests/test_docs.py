@@ -11,6 +11,7 @@ import pytest
 
 import surefoot.rules.fingerprint
 from surefoot import errors
+from surefoot.rules.events import EVENTS, OURS, Bearing
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), ROOT / "CONTRIBUTING.md"])
@@ -115,3 +116,35 @@ def test_blocks_that_say_so_run(name: str, block: str, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{name}: {done.stderr[-2_000:]}"
     if name == "guide.md-0":
         assert done.stdout == "asked 1 time; the same ticket: True\n"
+
+
+def test_the_example_of_the_audit_trail_prints_what_the_page_says(tmp_path: Path) -> None:
+    text = (ROOT / "docs/trail.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (printed,) = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert [line.rstrip() for line in done.stdout.splitlines()] == [
+        line.rstrip() for line in printed.splitlines()
+    ]
+
+
+def test_the_page_of_the_audit_trail_names_every_event() -> None:
+    text = (ROOT / "docs/trail.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]+) \| [^|]+ \| (yes|no) \|$", text, re.MULTILINE)
+    listed: dict[str, str] = {}
+    for names, changes in rows:
+        room = ""
+        for name in re.findall(r"`([\w.]+)`", names):
+            room = name.partition(".")[0] or room
+            listed[f"{OURS}{room}.{name.rpartition('.')[2]}"] = changes
+    wanted = {name: bearing for name, (_, bearing) in EVENTS.items()}
+    assert listed.keys() == wanted.keys()
+    for name, bearing in wanted.items():
+        assert listed[name] == ("yes" if bearing is Bearing.STATE else "no"), name

@@ -149,7 +149,7 @@ class Story:
         state: What they fold to.
     """
 
-    events: Sequence[Event]
+    events: tuple[Event, ...]
     state: ThreadState
 
 
@@ -191,7 +191,7 @@ def story_of(
         facts += _facts_of(loader_for(ports, chain, serde), thread, page)
         progress(thread, len(facts))
     trail = Trail()
-    events = [event for one in reversed(facts) for event in trail.take(one)]
+    events = tuple(event for one in reversed(facts) for event in trail.take(one))
     return Story(events, trail.state())
 
 
