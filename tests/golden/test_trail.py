@@ -41,10 +41,10 @@ HERE = Path(__file__).resolve().parent
 TRAIL, V1 = HERE / "v1-trail", HERE / "v1"
 #: Written down a second time, so that files and manifest cannot be made anew together unnoticed.
 MANIFEST = {
-    "content.db": "b5ba6f0e1e133cf9fd1db4796edea692c44e5c46b69299483baaa5c605d91ce2",
-    "highwater.db": "59b7734970e36be55ce6df230d8d696c85d392aa667cd085f9444b4bbf43acce",
+    "content.db": "c9f5bbd33de1b7385e71a54101464cb3df51d0eb6ce6eea8987cdbec945ee00e",
+    "highwater.db": "4bc5d2fab79b43f52d55e0da0c6649bc1046a75712fffea400b6853087bf03fd",
     "keys.json": "74b0bb0379de1ae194e77a3a1a8fb5b82823f589320a269a1b24bf7758f64845",
-    "events.json": "884db4373d73c56d4299cc5580f8a7d081e58e99d1d8fc7b46c16c0827cc8699",
+    "events.json": "95ddd254c2af8dd108327d9a49649339661ee47ab176f3755aa946019da89c8d",
 }
 TOLD: dict[str, Any] = json.loads((TRAIL / "events.json").read_text(encoding="utf-8"))
 

@@ -240,6 +240,39 @@ def test_an_error_of_a_task_fails_the_thread_until_it_goes_on() -> None:
     assert fold(told(more)).status == "open"
 
 
+def test_an_adopted_effect_counts_once_and_is_not_left_started() -> None:
+    begin = (1, Kind.CHECKPOINT, checkpoint("c1", 0), {})
+    new = {"slot": b"n" * 32, "adopted": bytes(32)}
+    story: list[Any] = [
+        begin,
+        (1, Kind.EFFECT, effect("started"), {}),
+        (2, Kind.EFFECT, effect("started", **new), {}),
+        (2, Kind.EFFECT, effect("succeeded", source="reconcile", **new), {}),
+        (3, Kind.EVENT, EventBody("a", SMALL, 1), {}),
+    ]
+    events = told(story)
+    assert kinds(events)[2:] == [
+        *("effect.started", "epoch.began", "effect.adopted", "effect.reconciled"),
+        *("epoch.began", "a"),
+    ]
+    adopted = next(e for e in events if e.kind == OURS + "effect.adopted")
+    assert (adopted.facts["adopted"], adopted.facts["rule"]) == ("00" * 32, "E4b")
+    assert [e.facts["left_started"] for e in events if e.kind.endswith("began")] == [0, 1, 0]
+    assert fold(events).effects_by_state() == {"succeeded": 1}
+    assert len(fold(events).effects) == 2, "on another branch the first place still stands"
+
+
+def test_a_business_operation_has_effects_and_no_checkpoints() -> None:
+    named = {"operation": "inv-771", "caller": "t", "checkpoint_id": ""}
+    story: list[Any] = [(1, Kind.EFFECT, effect("started", **named), {})]
+    assert fold(told(story)).status == "open"
+    assert told(story)[1].facts["operation"] == "inv-771"
+    story.append((1, Kind.EFFECT, effect("in_doubt", **named), {}))
+    assert fold(told(story)).status == "in_doubt"
+    story.append((1, Kind.EFFECT, effect("succeeded", source="reconcile", **named), {}))
+    assert fold(told(story)).status == "done"
+
+
 # --- approvals ---------------------------------------------------------------------------------
 
 
@@ -358,7 +391,9 @@ def test_facts_anywhere_leave_the_graph_as_it_is(at: list[int], data: st.DataObj
         story.insert(place, (epoch, Kind.EVENT, EventBody(kind, SMALL, 1), {"value": None}))
     plain, more = fold(told(STORY)), fold(told(story))
     assert more.status == plain.status
-    assert more.effects == plain.effects
+    assert [replace(e, seq=0) for e in more.effects.values()] == [
+        replace(e, seq=0) for e in plain.effects.values()
+    ]
     assert more.approvals == plain.approvals
     assert {ns: h.checkpoint_id for ns, h in more.heads.items()} == {"": "c2"}
     assert sum(more.facts.values()) == len(at) + 1
@@ -436,6 +471,7 @@ def test_the_story_tells_every_kind_that_a_chain_can_hold() -> None:
         (9, Kind.EFFECT, effect("failed", error="NotSent"), {}),
         (9, Kind.EFFECT, effect("needs_review"), {}),
         (9, Kind.EFFECT, effect("compensated"), {}),
+        (9, Kind.EFFECT, effect("started", slot=b"s" * 32, adopted=bytes(32)), {}),
         asked("i", "c3", "t"),
         asked("i", "c3", "u"),
         (9, Kind.RESTORE, RestoreBody(0, bytes(32), 4, lost=True), {}),

@@ -47,8 +47,8 @@ class Place:
         with self.open() as saver:
             saver.setup()
             graph = built.compile(checkpointer=saver)
-            graph.invoke({"n": 0}, AT)
-            graph.invoke(Command(resume=4711), AT)
+            graph.invoke({"n": 0}, AT, durability="sync")
+            graph.invoke(Command(resume=4711), AT, durability="sync")
 
     def open(self) -> Any:
         return SurefootSaver.from_conn_string(self.conn, highwater=self.marks)

@@ -103,6 +103,7 @@ EVENTS: Mapping[str, tuple[Kind | None, Bearing]] = {
     "surefoot.effect.needs_review": (Kind.EFFECT, Bearing.STATE),
     "surefoot.effect.compensated": (Kind.EFFECT, Bearing.STATE),
     "surefoot.effect.reconciled": (Kind.EFFECT, Bearing.STATE),
+    "surefoot.effect.adopted": (Kind.EFFECT, Bearing.STATE),
     "surefoot.effect.decided": (Kind.EFFECT, Bearing.STATE),
     "surefoot.decision.carried_out": (Kind.DECISION, Bearing.STATE),
     "surefoot.thread.pruned": (Kind.PRUNE, Bearing.STATE),
@@ -470,6 +471,12 @@ _DECIDED = frozenset({"succeeded", "absent", "abandoned", "compensated"})
 def _tell_effect(facts: RecordFacts, before: Before) -> tuple[Event, ...]:
     body = _of(facts, EffectBody)
     name, rule = _effect_name(facts, body, before)
+    more = {
+        "adopted": body.adopted.hex(),
+        "compensates": body.compensates.hex(),
+        "operation": body.operation,
+        "caller": body.caller,
+    }
     told = _event(
         facts,
         name,
@@ -488,6 +495,7 @@ def _tell_effect(facts: RecordFacts, before: Before) -> tuple[Event, ...]:
         error=body.error,
         receipt=body.receipt is not None,
         evidence=body.evidence is not None,
+        **{name: value for name, value in more.items() if value},
     )
     value = facts.value if body.source == "reconcile" else None
     return (Event(told.kind, told.seq, told.epoch, told.at_us, told.facts, value=value),)
@@ -496,6 +504,8 @@ def _tell_effect(facts: RecordFacts, before: Before) -> tuple[Event, ...]:
 def _effect_name(facts: RecordFacts, body: EffectBody, before: Before) -> tuple[str, str]:
     if body.source not in ("body", "reconcile", "decision"):
         raise _unknown(OURS + "effect", f"unknown source {body.source!r}", seq=facts.seq)
+    if body.adopted and before.state is None:
+        return "effect.adopted", "E4b"
     if body.state == "started":
         if before.state == "started" and before.attempt == body.attempt:
             return "effect.noted", "E2"

@@ -61,6 +61,8 @@ class EffectState:
         checkpoint_id: That checkpoint.
         source: Who said so: ``body``, ``reconcile`` or ``decision``.
         at_us: When, on the worker's clock; 0 when unknown.
+        seq: Number of that record.
+        adopted: Slot (hex) under which it was first recorded, when this one took it over.
     """
 
     name: str
@@ -72,6 +74,8 @@ class EffectState:
     checkpoint_id: str
     source: str
     at_us: int
+    seq: int
+    adopted: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +152,13 @@ class ThreadState:
         return max(self.events.get("surefoot.epoch.began", 0) - 1, 0)
 
     def effects_by_state(self) -> dict[str, int]:
-        """Number of effects in each state."""
-        return dict(sorted(Counter(e.state for e in self.effects.values()).items()))
+        """Number of effects in each state; one that another place took over counts once."""
+        newest: dict[str, EffectState] = {}
+        for slot, found in self.effects.items():
+            held = newest.get(found.adopted or slot)
+            if held is None or found.seq > held.seq:
+                newest[found.adopted or slot] = found
+        return dict(sorted(Counter(e.state for e in newest.values()).items()))
 
 
 def fold(events: Iterable[Event]) -> ThreadState:
@@ -327,7 +336,10 @@ class _Folding:
             checkpoint_id=facts["checkpoint_id"],
             source=facts["source"],
             at_us=event.at_us,
+            seq=event.seq,
+            adopted=facts.get("adopted", ""),
         )
+        self._started.discard(facts.get("adopted", ""))
         if facts["state"] == "started":
             self._started.add(slot)
         else:
@@ -373,12 +385,14 @@ class _Folding:
             return self._end
         here = {(ns, h.checkpoint_id) for ns, h in self._heads.items()}
         if any(
-            e.state in _DOUBTFUL and (e.namespace, e.checkpoint_id) in here
+            e.state in _DOUBTFUL and (not here or (e.namespace, e.checkpoint_id) in here)
             for e in self._effects.values()
         ):
             return "in_doubt"
         if head is None:
-            return "empty"
+            # A business operation (E4c) has a journal of its own, and no checkpoints.
+            ended = "open" if self._started else "done"
+            return ended if self._effects else "empty"
         if any(self._approvals[index].state == "open" for index in self._waiting.values()):
             return "waiting"
         if head.failed:
@@ -403,7 +417,7 @@ _APPLY: Mapping[str, _Apply] = {
 _EFFECTS: Mapping[str, _Apply] = dict.fromkeys(
     (
         *("started", "retried", "succeeded", "failed", "in_doubt", "needs_review"),
-        *("compensated", "reconciled", "decided"),
+        *("compensated", "reconciled", "adopted", "decided"),
     ),
     _Folding.effect,
 )
