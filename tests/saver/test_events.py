@@ -42,6 +42,7 @@ from surefoot.errors import (
 )
 from surefoot.flows.views import viewing
 from surefoot.ports import Lease
+from surefoot.rules.effects import operation_thread
 from surefoot.rules.envelope import Kind
 from surefoot.rules.folding import ThreadState
 from surefoot.session import Caller, RunHandle
@@ -220,15 +221,18 @@ async def drive(graph: Any, *, is_async: bool, durability: Any) -> None:
             return await graph.ainvoke(given, config, durability=durability)
         return await asyncio.to_thread(graph.invoke, given, config, durability=durability)
 
-    async def to_the_end(config: Any) -> None:
-        asked = await invoke(Command(resume="yes"), config)
+    async def answer() -> Any:
+        asked = await invoke(Command(resume="yes"))
         name = asked["__interrupt__"][0].id
+        return await invoke(Command(resume={name: "yes again"}))
+
+    async def to_the_end() -> None:
         with pytest.raises(TimeoutError):
-            await invoke(Command(resume={name: "yes again"}))
+            await answer()
         await invoke(None)  # the receiver is asked, and the run goes on
 
     await invoke({"n": 1, "log": []})
-    await to_the_end(at("t"))
+    await to_the_end()
     history = [found async for found in graph.aget_state_history(at("t"))]
     middle = next(s.config for s in history if s.next == ("sub",))
     if is_async:
@@ -236,8 +240,9 @@ async def drive(graph: Any, *, is_async: bool, durability: Any) -> None:
     else:
         await asyncio.to_thread(graph.update_state, at("t"), {"log": ["updated"]}, as_node="pay")
     await invoke({"n": 10})
-    await to_the_end(at("t"))
+    await to_the_end()
     await invoke(None, middle)  # a fork; it asks anew
+    await answer()  # and adopts what the other branch has sent
 
 
 @pytest.mark.timeout(120)
@@ -259,12 +264,15 @@ async def test_every_prefix_folds_to_the_state_that_the_live_run_had(
         *("epoch.began", "checkpoint.saved", "writes.stored", "approval.asked"),
         *("approval.passed_up", "approval.answered", "effect.started", "effect.failed"),
         *("effect.retried", "effect.succeeded", "effect.in_doubt", "effect.reconciled"),
+        "effect.adopted",
         *("approval.used", "before.paying", "driven"),
     }
-    assert [a.state for a in fold(events).approvals][:4] == ["answered"] * 4
-    assert all(a.latency_us is not None for a in fold(events).approvals[:4])
-    assert fold(events).approvals[-1].state == "open"
-    assert fold(events).status == "waiting"
+    state = fold(events)
+    assert [a.state for a in state.approvals] == ["answered"] * 6
+    assert all(a.latency_us is not None for a in state.approvals)
+    assert state.status == "done"
+    assert state.effects_by_state() == {"succeeded": 4}, "of two inputs; the fork sent nothing"
+    assert len(state.effects) == 6
     assert all(report.ok for report in saver.verify("t", deep=True))
 
 
@@ -395,6 +403,21 @@ def give_back(backend: Backend, saver: SurefootSaver) -> None:
     given = Publish(epoch=mark.epoch, **same, step=mark.step, intents=mark.intents, ttl_ms=0)
     if not marks.publish(backend.tenant, "t", given):
         raise RuntimeError("the lease was not given back")
+
+
+async def test_an_operation_has_a_trail_of_its_own(saver: SurefootSaver) -> None:
+    @effect(idempotent=True, operation_id=lambda invoice: invoice)
+    def pay(invoice: str, *, idempotency_key: str) -> str:
+        return "paid"
+
+    graph = chained(saver, lambda s: {"log": [pay("inv-771")]})
+    for thread in ("t", "u"):
+        assert graph.invoke({"log": []}, at(thread))["log"] == ["paid"]
+    events = saver.events(operation_thread("pay", "inv-771"))
+    effects = [e for e in events if e.kind.startswith("surefoot.effect.")]
+    assert [e.kind for e in effects] == ["surefoot.effect.started", "surefoot.effect.succeeded"]
+    assert (effects[0].facts["operation"], effects[0].facts["caller"]) == ("inv-771", "t")
+    assert fold(events).status == "done"
 
 
 # --- recording ---------------------------------------------------------------------------------
