@@ -10,9 +10,12 @@ if TYPE_CHECKING:
     from surefoot.config import Limits, ResumePolicy
     from surefoot.flows.doubts import EffectNumbers, EffectRecord, InDoubt
     from surefoot.keys import Keyring
-    from surefoot.langgraph.effects import EffectCall, effect
+    from surefoot.langgraph.effects import EffectCall, current_call, effect
+    from surefoot.langgraph.middleware import EffectMiddleware
+    from surefoot.langgraph.nodes import effect_node
     from surefoot.langgraph.reads import now, pure, random, recorded, uuid4
     from surefoot.langgraph.saver import SurefootSaver
+    from surefoot.langgraph.tools import ToolEffects, wrap_tool_call
     from surefoot.langgraph.trail import arecord, record
     from surefoot.rules.answers import Absent, Committed, Conflicting, NotSent, Unknown
     from surefoot.rules.decisions import Decision, SignedDecision
@@ -26,6 +29,7 @@ _HOMES = {
     "Conflicting": "surefoot.rules.answers",
     "Decision": "surefoot.rules.decisions",
     "EffectCall": "surefoot.langgraph.effects",
+    "EffectMiddleware": "surefoot.langgraph.middleware",
     "EffectNumbers": "surefoot.flows.doubts",
     "EffectRecord": "surefoot.flows.doubts",
     "Event": "surefoot.rules.events",
@@ -39,9 +43,12 @@ _HOMES = {
     "SigningKey": "surefoot.signing",
     "SurefootSaver": "surefoot.langgraph.saver",
     "ThreadState": "surefoot.rules.folding",
+    "ToolEffects": "surefoot.langgraph.tools",
     "Unknown": "surefoot.rules.answers",
     "arecord": "surefoot.langgraph.trail",
+    "current_call": "surefoot.langgraph.effects",
     "effect": "surefoot.langgraph.effects",
+    "effect_node": "surefoot.langgraph.nodes",
     "fold": "surefoot.rules.folding",
     "now": "surefoot.langgraph.reads",
     "pure": "surefoot.langgraph.reads",
@@ -49,6 +56,7 @@ _HOMES = {
     "record": "surefoot.langgraph.trail",
     "recorded": "surefoot.langgraph.reads",
     "uuid4": "surefoot.langgraph.reads",
+    "wrap_tool_call": "surefoot.langgraph.tools",
 }
 
 __all__ = [
@@ -57,6 +65,7 @@ __all__ = [
     "Conflicting",
     "Decision",
     "EffectCall",
+    "EffectMiddleware",
     "EffectNumbers",
     "EffectRecord",
     "Event",
@@ -70,10 +79,13 @@ __all__ = [
     "SigningKey",
     "SurefootSaver",
     "ThreadState",
+    "ToolEffects",
     "Unknown",
     "__version__",
     "arecord",
+    "current_call",
     "effect",
+    "effect_node",
     "fold",
     "now",
     "pure",
@@ -81,6 +93,7 @@ __all__ = [
     "record",
     "recorded",
     "uuid4",
+    "wrap_tool_call",
 ]
 
 

@@ -26,7 +26,7 @@ from surefoot.rules.reads import READ
 from surefoot.rules.writes import decide_writes
 from surefoot.session import Known, LooseEffect, Session
 
-__all__ = ["Leaving", "find", "leave", "take"]
+__all__ = ["Leaving", "find", "leave", "of_origin", "take"]
 
 
 # --- a call at a fresh slot ----------------------------------------------------------------------
@@ -59,6 +59,14 @@ def find(
     loose = _loose_at(ports, session, serde, root)
     at = decide_adoption(name, fingerprint, [_facts(found) for found in loose])
     return None if at is None else loose[at]
+
+
+def of_origin(
+    ports: Ports, session: Session, serde: Serializer, root: Known | None, origin: bytes
+) -> LooseEffect | None:
+    """The unconsumed effect that was first recorded under a slot, or None."""
+    loose = [] if root is None else _loose_at(ports, session, serde, root)
+    return next((found for found in loose if found.body.origin == origin), None)
 
 
 def take(session: Session, found: LooseEffect, place: EffectBody) -> EffectBody:

@@ -57,13 +57,19 @@ __all__ = [
     "begin",
     "fail",
     "finish",
+    "in_doubt",
+    "loaded",
     "note",
     "question",
     "questions",
+    "raised",
     "receipt_of",
     "require_barrier",
+    "result_of",
     "settle_left_ms",
+    "settled",
     "step_aside",
+    "take_over",
 ]
 
 _MARGIN_MS = 1_000
@@ -611,6 +617,15 @@ def _due_us(request: CallRequest, held: EffectBody | None, now_us: int) -> int |
 def _replay(
     ports: Ports, session: Session, serde: Serializer, request: CallRequest, held: EffectBody
 ) -> Step:
+    return Step(Verdict.REPLAY, request, held, result_of(ports, session, serde, held))
+
+
+def result_of(ports: Ports, session: Session, serde: Serializer, held: EffectBody) -> Any:
+    """The recorded result of a succeeded effect.
+
+    Raises:
+        EffectResultLost: It could not be stored.
+    """
     if held.result is None:
         raise EffectResultLost(
             effect=held.name,
@@ -619,7 +634,7 @@ def _replay(
             reason=held.unstorable or "no result was recorded",
             receipt=None if held.receipt is None else _load(ports, session, serde, held.receipt),
         )
-    return Step(Verdict.REPLAY, request, held, _load(ports, session, serde, held.result))
+    return _load(ports, session, serde, held.result)
 
 
 def _load(ports: Ports, session: Session, serde: Serializer, typed: Typed) -> Any:
@@ -785,6 +800,77 @@ def _absent(ports: Ports, session: Session, step: Step) -> Step:
         fresh = replace(held, state="started", source="body", fingerprint=step.request.fingerprint)
         again = Step(Verdict.RUN, step.request, fresh, rows=step.rows)
         return _start(ports, session, again, fresh, held)
+
+
+# --- settling without running again ------------------------------------------------------------
+
+
+def take_over(
+    ports: Ports, session: Session, serde: Serializer, request: CallRequest, held: EffectBody
+) -> Step:
+    """Takes an effect of an interrupted step over into the present one (rules E4b, E7).
+
+    The next checkpoint folds it then, and an equal call to come is another one.
+
+    Args:
+        ports: Stores.
+        session: Whose journal.
+        serde: Serialiser of the run.
+        request: Where it is taken over to; its ``call_id`` names what it answers.
+        held: Its newest record.
+
+    Returns:
+        REPLAY (nothing is loaded yet), or one that asks the receiver.
+    """
+    with session.lock:
+        session.check()
+        position = _position(session, request)
+        slot = slot_of(position)
+        now = session.effects.get(slot)
+        if now is None:
+            root = _root(session, request.place)
+            found = adoption.of_origin(ports, session, serde, root, held.origin)
+            if found is not None:
+                place, _ = _body(ports, session, serde, request, position, slot, held)
+                now = adoption.take(session, found, place)
+                _record(ports, session, now)
+        now = now or held
+        if now.state not in _MAYBE_SENT:
+            return Step(Verdict.REPLAY, request, now)
+        if now.slot in session.running:
+            raise _at_once(request)
+        session.running.add(now.slot)
+        step = Step(Verdict.RECONCILE, request, now, asks=True)
+        step.absent_from_ms = _absent_from(ports, session, request, now)
+        return step
+
+
+def settled(ports: Ports, session: Session, serde: Serializer, step: Step, answer: Answer) -> Step:
+    """Takes the answer of a lookup about a call that is not to run again.
+
+    Returns:
+        REPLAY with the result, RUN when it is proven absent (nothing is started), or one that asks
+        once more.
+
+    Raises:
+        EffectInDoubt: A person has to decide, or nobody can say.
+    """
+    if not isinstance(answer, Absent):
+        return answered(ports, session, serde, step, answer)
+    done = ports.host.monotonic_ms() >= step.absent_from_ms
+    step.reads += 1 if done else 0
+    if not decide_absent(strong=step.request.strong, reads=step.reads, settled=done):
+        return step
+    with session.lock:
+        body = replace(step.body, state="absent", source="reconcile", at_us=ports.host.now_us())
+        _close(ports, session, body, ())
+        session.intents.pop(body.slot, None)
+        return Step(Verdict.RUN, step.request, body)
+
+
+def loaded(ports: Ports, session: Session, serde: Serializer, typed: Typed | None) -> Any:
+    """A value of a record; None when there is none."""
+    return None if typed is None else _load(ports, session, serde, typed)
 
 
 def _review(
@@ -1024,6 +1110,13 @@ def in_doubt(session: Session, body: EffectBody, reason: str) -> EffectInDoubt:
         reason=reason,
         position=body.position,
     )
+
+
+def raised(session: Session, step: Step, error: BaseException) -> EffectInDoubt:
+    """The error for a body that raised where a caller might turn what it raised into an answer."""
+    body = session.effects.get(step.body.slot, step.body)
+    name = type(error).__qualname__
+    return in_doubt(session, body, f"its body raised {name}, which proves nothing (E8)")
 
 
 def receipt_of(ports: Ports, session: Session, serde: Serializer, step: Step) -> dict[str, Any]:

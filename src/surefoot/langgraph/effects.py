@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import UnionType
@@ -29,14 +30,14 @@ from surefoot.langgraph import observations, scope
 from surefoot.langgraph.bubble import bubbling
 from surefoot.langgraph.hooks import EffectCall, Hook, call_of, register, understood
 from surefoot.langgraph.place import Here, here
-from surefoot.ports import Serializer
+from surefoot.ports import Ports, Serializer
 from surefoot.rules.answers import Answer, NotSent, Unknown
 from surefoot.rules.doubts import RISKS
 from surefoot.rules.effects import Receiver, Verdict
 from surefoot.rules.fingerprint import fingerprint
 from surefoot.session import Session
 
-__all__ = ["EffectCall", "effect"]
+__all__ = ["EffectCall", "current_call", "effect"]
 
 R = TypeVar("R")
 _POLL_MS = 200
@@ -44,6 +45,21 @@ _DEADLINE_MAX_S = 100 * 365 * 24 * 3600
 _INJECTED = frozenset({"RunnableConfig", "Runtime", "ToolRuntime", "BaseStore", "StreamWriter"})
 _TOOL = "surefoot_tool"
 _SPEC = "__surefoot_effect__"
+
+
+_running_call: ContextVar[EffectCall | None] = ContextVar("surefoot_call", default=None)
+
+
+def current_call() -> EffectCall:
+    """The call whose body is running, for code that gets no parameter ``call``, such as a tool.
+
+    Raises:
+        Misuse: No effect is running here.
+    """
+    call = _running_call.get()
+    if call is None:
+        raise Misuse(field="current_call()", reason="is used outside of the body of an effect")
+    return call
 
 
 # --- what a step may ask its shell for ---------------------------------------------------------
@@ -110,6 +126,8 @@ class _Effect:
     risk: str | None
     deadline_ms: int | None
     depends_on: tuple[str, ...] = ()
+    #: An error of the body stops the run, because whoever calls might turn it into a message.
+    sealed: bool = False
 
     def request(
         self, at: Here, bound: inspect.BoundArguments, call_id: str | None
@@ -373,6 +391,16 @@ def _compensate(spec: _Effect, inverse: _Effect) -> Callable[..., Any]:
     return undo
 
 
+def _show(run: Callable[..., Any], spec: _Effect, *more: inspect.Parameter) -> None:
+    """Gives a wrapper the signature of its function, without what is filled in at the call."""
+    ours = ("idempotency_key", "call")
+    shown = [p for n, p in spec.signature.parameters.items() if n not in ours]
+    if not any(p.kind is p.VAR_KEYWORD for p in shown):
+        shown.extend(more)
+    run.__signature__ = spec.signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    run.__annotations__ = {k: v for k, v in run.__annotations__.items() if k not in ours}
+
+
 def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
     if not hasattr(fn, "__name__"):
         raise Misconfigured(
@@ -520,18 +548,9 @@ def _as_tool(run: Callable[..., Any], spec: _Effect) -> Callable[..., Any]:
     """
     from langgraph.prebuilt import ToolRuntime
 
-    shown = [
-        p for n, p in spec.signature.parameters.items() if n not in ("idempotency_key", "call")
-    ]
-    if not any(p.kind is p.VAR_KEYWORD for p in shown):
-        shown.append(
-            inspect.Parameter(
-                _TOOL, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ToolRuntime
-            )
-        )
-    run.__signature__ = spec.signature.replace(parameters=shown)  # type: ignore[attr-defined]
-    hints = {k: v for k, v in run.__annotations__.items() if k not in ("idempotency_key", "call")}
-    run.__annotations__ = {**hints, _TOOL: ToolRuntime}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    _show(run, spec, inspect.Parameter(_TOOL, keyword, default=None, annotation=ToolRuntime))
+    run.__annotations__ = {**run.__annotations__, _TOOL: ToolRuntime}
     return run
 
 
@@ -541,16 +560,21 @@ def _tool_place(runtime: Any) -> str | None:
     state = getattr(runtime, "state", None)
     if call_id is None or state is None:
         return None
-    messages = (
-        state.get("messages")
-        if isinstance(state, Mapping)
-        else getattr(state, "messages", state if isinstance(state, list) else None)
-    )
-    for message in reversed(messages or ()):
-        for index, call in enumerate(getattr(message, "tool_calls", None) or ()):
-            if call.get("id") == call_id:
-                return f"tool:{index}"
+    for messages in _lists_of(state):
+        for message in reversed(messages):
+            for index, call in enumerate(getattr(message, "tool_calls", None) or ()):
+                if call.get("id") == call_id:
+                    return f"tool:{index}"
     return None
+
+
+def _lists_of(state: Any) -> list[list[Any]]:
+    """The lists of a state, ``messages`` first: a graph may keep its messages under any key."""
+    if isinstance(state, list):
+        return [state]
+    named = dict(state) if isinstance(state, Mapping) else dict(getattr(state, "__dict__", {}))
+    first = named.pop("messages", getattr(state, "messages", None))
+    return [value for value in (first, *named.values()) if isinstance(value, list)]
 
 
 # --- the order of steps ------------------------------------------------------------------------
@@ -608,18 +632,7 @@ def _once(
     """Decision, then replay, lookup or send."""
     ports, session = at.core.ports, at.session
     step: flow.Step = yield from _decided(at, lambda: flow.begin(ports, session, serde, request))
-    while step.asks:
-        left_ms = flow.settle_left_ms(ports, step)
-        try:
-            answer = yield _User(functools.partial(_ask, spec, at, serde, step))
-        except Exception as error:  # noqa: BLE001 - a lookup that fails proves nothing
-            answer = error
-        except BaseException:
-            session.running.discard(step.body.slot)
-            raise
-        step = yield from _decided(at, functools.partial(_take_answer, at, serde, step, answer))
-        if step.asks:
-            yield _Pause(max(min(left_ms, 1_000), _POLL_MS))
+    step = yield from _asked(spec, at, serde, step, flow.answered)
     if step.verdict is Verdict.RUN and (at.run.reads.observations or spec.depends_on):
         yield from _verified(spec, at, step)
     if step.verdict is Verdict.REPLAY:
@@ -628,6 +641,30 @@ def _once(
         result = yield from _send(spec, at, serde, step, args, kwargs)
     observations.spend(at)
     return result
+
+
+def _asked(
+    spec: _Effect,
+    at: Here,
+    serde: Serializer,
+    step: flow.Step,
+    settle: Callable[[Ports, Session, Serializer, flow.Step, Answer], flow.Step],
+) -> _Steps:
+    """Asks the receiver until its answers settle what happened; ``settle`` judges them."""
+    while step.asks:
+        left_ms = flow.settle_left_ms(at.core.ports, step)
+        try:
+            answer = yield _User(functools.partial(_ask, spec, at, serde, step))
+        except Exception as error:  # noqa: BLE001 - a lookup that fails proves nothing
+            answer = error
+        except BaseException:
+            at.session.running.discard(step.body.slot)
+            raise
+        take = functools.partial(_take_answer, at, serde, step, answer, settle)
+        step = yield from _decided(at, take)
+        if step.asks:
+            yield _Pause(max(min(left_ms, 1_000), _POLL_MS))
+    return step
 
 
 def _verified(spec: _Effect, at: Here, step: flow.Step) -> _Steps:
@@ -682,13 +719,16 @@ def _send(
         given["idempotency_key"] = call.key
     if spec.takes_call:
         given["call"] = call
+    outer = _running_call.get()
+    _running_call.set(call)
     try:
         body = functools.partial(spec.fn, *args, **given)
         result = yield _User(scope.inside(step.body.slot, body, sends=True))
     except BaseException as error:
         proven = isinstance(error, (NotSent, _NeverRan))
         yield _Flow(functools.partial(flow.fail, ports, session, step, error, proven=proven))
-        if isinstance(error, GraphBubbleUp) and spec.receiver is Receiver.NEITHER:
+        interrupts = isinstance(error, GraphBubbleUp) and not isinstance(error, SurefootError)
+        if interrupts and spec.receiver is Receiver.NEITHER:
             raise Misuse(
                 field=f"effect {spec.name!r}",
                 reason=(
@@ -696,9 +736,17 @@ def _send(
                     "before the effect, outside of it"
                 ),
             ) from error
+        if spec.sealed and not proven and _is_ordinary(error):
+            raise flow.raised(session, step, error) from error
         raise
+    finally:
+        _running_call.set(outer)
     returned = yield _Flow(functools.partial(flow.finish, ports, session, serde, step, result))
     return returned
+
+
+def _is_ordinary(error: BaseException) -> bool:
+    return isinstance(error, Exception) and not isinstance(error, GraphBubbleUp)
 
 
 def _ask(spec: _Effect, at: Here, serde: Serializer, step: flow.Step) -> Any:
@@ -707,8 +755,10 @@ def _ask(spec: _Effect, at: Here, serde: Serializer, step: flow.Step) -> Any:
     return spec.reconcile(call_of(at.core, at.session, serde, step))
 
 
-def _take_answer(at: Here, serde: Serializer, step: flow.Step, answer: Any) -> flow.Step:
-    return flow.answered(at.core.ports, at.session, serde, step, understood(answer))
+def _take_answer(
+    at: Here, serde: Serializer, step: flow.Step, answer: Any, settle: Callable[..., flow.Step]
+) -> flow.Step:
+    return settle(at.core.ports, at.session, serde, step, understood(answer))
 
 
 # --- shells ------------------------------------------------------------------------------------
@@ -809,7 +859,7 @@ def _refuse_own_loop(spec: _Effect, at: Here) -> None:
             field=f"effect {spec.name!r}",
             reason=(
                 "is synchronous and is called on the event loop that serves the run; make it "
-                "async, or call it in a thread"
+                "async (for a tool node pass awrap_tool_call= as well), or call it in a thread"
             ),
         )
 
@@ -821,22 +871,26 @@ async def _drive_async(
     at: Here | None = None
     try:
         at, steps = _prepare(spec, args, dict(kwargs), inverse)
-        value: Any = None
-        error: BaseException | None = None
-        while True:
-            try:
-                wanted = steps.throw(error) if error is not None else steps.send(value)
-            except StopIteration as done:
-                return done.value
-            value, error = None, None
-            try:
-                value = await _act_async(at, wanted)
-            except BaseException as raised:  # noqa: BLE001 - handed to the steps, which re-raise
-                error = raised
+        return await _pump_async(steps, functools.partial(_act_async, at))
     except SurefootError as failed:
         if at is not None:
             await at.core.offload.run(_step_aside, at, failed)
         raise bubbling(failed) from None
+
+
+async def _pump_async(steps: _Steps, act: Callable[[Any], Any]) -> Any:
+    value: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            wanted = steps.throw(error) if error is not None else steps.send(value)
+        except StopIteration as done:
+            return done.value
+        value, error = None, None
+        try:
+            value = await act(wanted)
+        except BaseException as raised:  # noqa: BLE001 - handed to the steps, which re-raise
+            error = raised
 
 
 async def _act_async(at: Here, wanted: _Flow | _User | _Published | _Pause) -> Any:

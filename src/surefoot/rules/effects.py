@@ -24,6 +24,7 @@ __all__ = [
     "Position",
     "Receiver",
     "Verdict",
+    "call_in",
     "decide_absent",
     "decide_adoption",
     "decide_barrier",
@@ -87,6 +88,11 @@ class Position:
         """One readable line for operators."""
         where = f"{self.namespace or '(root)'} step {'.'.join(map(str, self.steps))}"
         return f"{where} task {self.path} call {self.call}"
+
+
+def call_in(shown: str) -> str:
+    """The call in a line made by `Position.shown`: its number, or its explicit id."""
+    return shown.rpartition(" call ")[2]
 
 
 def slot_of(position: Position) -> bytes:

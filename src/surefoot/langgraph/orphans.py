@@ -1,0 +1,285 @@
+"""Tool calls that never got a result: what the ledger says becomes their result.
+
+Providers refuse messages in which a call has no result, and a model that is told nothing asks for
+the same thing again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import AIMessage, RemoveMessage, ToolMessage
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from langgraph.types import Command
+
+from surefoot.errors import BarrierTimeout, EffectResultLost, Misuse, SurefootError
+from surefoot.flows import effects as flow
+from surefoot.flows import orphans as search
+from surefoot.langgraph.bubble import bubbling
+from surefoot.langgraph.effects import (
+    _act,
+    _act_async,
+    _asked,
+    _Effect,
+    _Flow,
+    _lists_of,
+    _Published,
+    _pump,
+    _pump_async,
+    _step_aside,
+    _Steps,
+)
+from surefoot.langgraph.place import Here, here
+from surefoot.langgraph.returns import as_tool_message, recorded_answer, updates_of
+from surefoot.ports import Serializer
+from surefoot.rules.bodies import EffectBody
+from surefoot.rules.effects import Receiver, Verdict
+from surefoot.rules.orphans import Fate, OrphanFacts, decide_orphan
+
+__all__ = ["Orphan", "answer", "answer_async", "orphans_in"]
+
+_NAME = "answer_orphans"
+#: Call ids of effects that were taken over to answer a call.
+_TAKEN = "orphan:"
+_NOTHING = "Not carried out: the run stopped before this call, and new input came."
+_NO_RESULT = "No result: the run stopped during this call, and new input came."
+_LOST = "Carried out; what it returned could not be stored."
+_SILENT = "Carried out."
+_PARTLY = "No result: the run stopped during this call, after some of it was done: "
+
+SpecOf = Callable[[str], "_Effect | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A tool call without a result.
+
+    Attributes:
+        message: Index of the message that asks for it.
+        place: Its position among the calls of the message.
+        name: Name of the tool.
+        call_id: Its id.
+    """
+
+    message: int
+    place: int
+    name: str
+    call_id: str
+
+
+def orphans_in(messages: Sequence[Any]) -> list[Orphan]:
+    """The tool calls of messages that have no result."""
+    have = {m.tool_call_id for m in messages if isinstance(m, ToolMessage)}
+    return [
+        Orphan(index, place, call["name"], str(call["id"]))
+        for index, message in enumerate(messages)
+        if isinstance(message, AIMessage)
+        for place, call in enumerate(message.tool_calls)
+        if call["id"] is not None and call["id"] not in have
+    ]
+
+
+def answer(spec_of: SpecOf, messages: Sequence[Any], key: str, config: Any) -> Any:
+    """The update that gives every call a result, or None; see `ToolEffects.orphans_node`."""
+    orphans = orphans_in(messages)
+    if not orphans:
+        return None
+    at: Here | None = None
+    try:
+        at = here(_NAME, [config])
+        found = _pump(_answers(at, spec_of, orphans), functools.partial(_act, at))
+    except SurefootError as error:
+        if at is not None:
+            _step_aside(at, error)
+        raise bubbling(error) from None
+    return _update(messages, found, key)
+
+
+async def answer_async(spec_of: SpecOf, messages: Sequence[Any], key: str, config: Any) -> Any:
+    """Async twin of `answer`."""
+    orphans = orphans_in(messages)
+    if not orphans:
+        return None
+    at: Here | None = None
+    try:
+        at = here(_NAME, [config])
+        found = await _pump_async(_answers(at, spec_of, orphans), functools.partial(_act_async, at))
+    except SurefootError as error:
+        if at is not None:
+            await at.core.offload.run(_step_aside, at, error)
+        raise bubbling(error) from None
+    return _update(messages, found, key)
+
+
+# --- what the ledger says ----------------------------------------------------------------------
+
+
+def _answers(at: Here, spec_of: SpecOf, orphans: Sequence[Orphan]) -> _Steps:
+    """Looks the calls up, asks about the open ones, and gives each its result (rule E7)."""
+    session = at.session
+    serde = session.serde
+    if serde is None:
+        raise Misuse(field=_NAME, reason="the run has not loaded its thread")
+    begin = yield from _begin(at)
+    ids = {orphan.call_id for orphan in orphans}
+    found: list[search.Trace] = yield _Flow(
+        lambda: search.traces(
+            at.core.ports, session, serde, begin, lambda values: bool(ids & _calls_of(values))
+        )
+    )
+    results: list[tuple[Orphan, Any]] = []
+    for orphan in orphans:
+        told = yield from _answer(at, serde, spec_of(orphan.name), orphan, found)
+        results.append((orphan, told))
+    return results
+
+
+def _begin(at: Here) -> _Steps:
+    """Where to begin to search: the checkpoint of this step, once it is published."""
+    session, levels = at.session, at.place.levels
+    if session.durability == "exit" or not levels:
+        started = session.started_at
+        return None if started is None else (started.namespace, started.checkpoint_id)
+    timeout_ms = at.core.ports.policy.barrier_timeout_ms
+    passed = yield _Published(
+        timeout_ms, lambda: session.stopped or all(session.is_published(*lv) for lv in levels)
+    )
+    session.check()
+    if not passed:
+        raise BarrierTimeout(
+            effect=_NAME,
+            thread=session.identity.thread,
+            waited_ms=timeout_ms,
+            checkpoint_id=levels[-1][1],
+        )
+    return levels[-1]
+
+
+def _calls_of(values: Mapping[str, Any]) -> set[str]:
+    """Ids of all tool calls that a state holds."""
+    return {
+        str(call["id"])
+        for messages in _lists_of(values)
+        for message in messages
+        if isinstance(message, AIMessage)
+        for call in message.tool_calls
+    }
+
+
+def _last_calls_of(values: Mapping[str, Any]) -> set[str]:
+    """Ids of the tool calls that the last message of the model asks for: those that run next."""
+    ids: set[str] = set()
+    for messages in _lists_of(values):
+        last = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
+        ids |= {str(call["id"]) for call in (last.tool_calls if last is not None else ())}
+    return ids
+
+
+def _answer(
+    at: Here,
+    serde: Serializer,
+    spec: _Effect | None,
+    orphan: Orphan,
+    found: Sequence[search.Trace],
+) -> _Steps:
+    """The result of one call: a message, a command, or a list of them."""
+    news: dict[bytes, EffectBody] = {}
+    for trace in found:
+        news.setdefault(trace.body.origin, trace.body)  # newest first
+    near = [t for t in found if t.values is None or orphan.call_id in _last_calls_of(t.values)]
+    own = [news[t.body.origin] for t in near if t.call == f"tool:{orphan.place}"]
+    loose = [t.body for t in near if not t.call.startswith(("tool:", _TAKEN))]
+    askable = spec is not None and spec.reconcile is not None
+    askable = askable and len(own) == 1 and own[0].name == spec.name  # type: ignore[union-attr]
+    fate = decide_orphan(
+        OrphanFacts([b.state for b in own], [b.state for b in loose], askable=askable)
+    )
+    if fate is Fate.NOTHING:
+        return _said(orphan, _NO_RESULT if spec is None else _NOTHING)
+    if fate is Fate.PARTLY:
+        names = sorted({b.name for b in [*own, *loose] if b.state == "succeeded"})
+        return _said(orphan, _PARTLY + ", ".join(names))
+    if fate is Fate.DOUBT:
+        open_ = next(b for b in [*own, *loose] if b.state not in _SETTLED)
+        raise flow.in_doubt(
+            at.session, open_, "its turn was interrupted by new input, and nobody can be asked"
+        )
+    (held,) = [b for b in own if b.state not in _NOTHING_HAPPENED]
+    step: flow.Step = yield _Flow(lambda: _take_over(at, serde, spec, orphan, held))
+    if step.asks and spec is not None:
+        step = yield from _asked(spec, at, serde, step, flow.settled)
+        if step.verdict is not Verdict.REPLAY:
+            return _said(orphan, _NOTHING)
+        return _recorded(orphan, step.result)
+    try:
+        stored = yield _Flow(lambda: flow.result_of(at.core.ports, at.session, serde, step.body))
+    except EffectResultLost:
+        return as_tool_message(_LOST, name=orphan.name, call_id=orphan.call_id)
+    return _recorded(orphan, stored)
+
+
+_NOTHING_HAPPENED = frozenset({"failed", "absent", "compensated"})
+_SETTLED = _NOTHING_HAPPENED | {"succeeded"}
+
+
+def _take_over(
+    at: Here, serde: Serializer, spec: _Effect | None, orphan: Orphan, held: EffectBody
+) -> flow.Step:
+    """Takes the call's effect over; what is open is asked about, but never run again."""
+    ports, session = at.core.ports, at.session
+    request = flow.CallRequest(
+        name=held.name,
+        place=at.place,
+        call_id=_TAKEN + orphan.call_id,
+        receiver=Receiver(held.receiver),
+        arguments=flow.loaded(ports, session, serde, held.arguments) or {},
+        fingerprint=held.fingerprint,
+        compare=() if spec is None else spec.compare,
+        settling_ms=None if spec is None else spec.settling_ms,
+        strong=spec is not None and spec.strong,
+    )
+    return flow.take_over(ports, session, serde, request, held)
+
+
+def _said(orphan: Orphan, text: str) -> ToolMessage:
+    return ToolMessage(text, name=orphan.name, tool_call_id=orphan.call_id, status="error")
+
+
+def _recorded(orphan: Orphan, stored: Any) -> Any:
+    return recorded_answer(stored, name=orphan.name, call_id=orphan.call_id)
+
+
+# --- the update --------------------------------------------------------------------------------
+
+
+def _update(messages: Sequence[Any], found: Sequence[tuple[Orphan, Any]], key: str) -> Any:
+    """All messages, each result behind the message that asked for it, and other updates."""
+    behind: dict[int, list[Any]] = {}
+    more: list[Command[Any]] = []
+    for orphan, told in found:
+        mine: list[Any] = []
+        for part in told if isinstance(told, list) else [told]:
+            if not isinstance(part, Command):
+                mine.append(part)
+                continue
+            for name, value in updates_of(part):
+                if name == key:
+                    mine += value if isinstance(value, list) else [value]
+                elif part.graph is None:
+                    more.append(Command(update={name: value}))
+        if not any(getattr(m, "tool_call_id", None) == orphan.call_id for m in mine):
+            mine.append(as_tool_message(_SILENT, name=orphan.name, call_id=orphan.call_id))
+        behind.setdefault(orphan.message, []).extend(mine)
+    whole: list[Any] = []
+    waiting: list[Any] = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, ToolMessage):
+            whole += waiting
+            waiting = []
+        whole.append(message)
+        waiting += behind.get(index, [])
+    update = {key: [RemoveMessage(REMOVE_ALL_MESSAGES), *whole, *waiting]}
+    return [update, *more] if more else update
