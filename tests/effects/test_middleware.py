@@ -1,0 +1,369 @@
+"""`EffectMiddleware`: the tools of `create_agent` happen once, whatever middleware stands around."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import (
+    AgentMiddleware,
+    HumanInTheLoopMiddleware,
+    ToolErrorMiddleware,
+    ToolRetryMiddleware,
+)
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.tools import tool
+from langgraph.errors import GraphBubbleUp
+from langgraph.types import Command
+from tests.effects.conftest import Bench
+from tests.effects.test_tools import Kill, Run, calls, dies_once, faults, is_valid, recorded, sender
+
+from surefoot import Committed, EffectCall, EffectMiddleware, NotSent, effect
+from surefoot.errors import EffectInDoubt, Misuse
+
+
+class Model(BaseChatModel):
+    """Says what a script says; refuses messages that a provider would refuse."""
+
+    script: Any
+    seen: list[Any] = []
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def bind_tools(self, tools: Sequence[Any], **more: Any) -> Any:
+        return self
+
+    def _generate(self, messages: list[Any], *args: Any, **more: Any) -> ChatResult:
+        if not is_valid(messages):
+            raise ValueError("a call without a result")
+        self.seen.append(list(messages))
+        return ChatResult(generations=[ChatGeneration(message=next(self.script))])
+
+
+def scripted(*says: Any) -> Model:
+    script: Iterator[Any] = iter([*says, AIMessage("the end")])
+    return Model(script=script, seen=[])
+
+
+@pytest.fixture(params=["sync", "async"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs an agent in either colour."""
+    if request.param == "sync":
+        return lambda graph, given, config: graph.invoke(given, config)
+    return lambda graph, given, config: asyncio.run(graph.ainvoke(given, config))
+
+
+def go(text: str = "go") -> Any:
+    return {"messages": [HumanMessage(text)]}
+
+
+def answers(state: Any) -> list[tuple[str, Any]]:
+    return sorted(
+        (m.tool_call_id, m.content) for m in state["messages"] if isinstance(m, ToolMessage)
+    )
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("settings", [{}, {"idempotent": True}], ids=["N", "K"])
+def test_the_tools_of_an_agent_happen_once(either: Bench, run: Run, settings: Any) -> None:
+    pay, breaks = sender(either), dies_once(recorded(either, "succeeded", "succeeded"))
+    message = calls(("pay", {"amount": 3}), ("breaks", {}), ("pay", {"amount": 3}))
+    agent = create_agent(
+        scripted(message),
+        [pay, breaks],
+        middleware=[EffectMiddleware({"pay": settings}, default="pure")],
+        checkpointer=either.saver,
+    )
+    config = either.config()
+    with pytest.raises(Kill):
+        run(agent, go(), config)
+    assert either.world.sent == [3, 3]
+    assert answers(run(agent, None, config)) == [
+        ("call-0", "paid 3"),
+        ("call-1", "fine"),
+        ("call-2", "paid 3"),
+    ]
+    assert either.world.sent == [3, 3]
+    assert len(set(either.world.keys)) == 2
+
+
+RETRIES = ToolRetryMiddleware(max_retries=2, initial_delay=0.001, jitter=False)
+TELLS = ToolErrorMiddleware(lambda error, request: "sorry")
+
+
+class Swallows(AgentMiddleware):
+    """Middleware as people write it: every error becomes a message."""
+
+    def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        try:
+            return handler(request)
+        except GraphBubbleUp:
+            raise
+        except Exception:
+            return ToolMessage("sorry", tool_call_id=request.tool_call["id"], status="error")
+
+    async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
+        try:
+            return await handler(request)
+        except GraphBubbleUp:
+            raise
+        except Exception:
+            return ToolMessage("sorry", tool_call_id=request.tool_call["id"], status="error")
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("other", [RETRIES, TELLS, Swallows()], ids=["retries", "tells", "own"])
+@pytest.mark.parametrize("first", [True, False], ids=["inside", "outside"])
+def test_an_unknown_outcome_stops_the_run(bench: Bench, run: Run, other: Any, first: bool) -> None:
+    """Whether other middleware stands inside or outside: nothing is sent twice, no model asked."""
+    pay = sender(bench, faults(ConnectionError("lost")))
+    ours = EffectMiddleware({"pay": {}}, default="refuse")
+    model = scripted(calls(("pay", {"amount": 1})))
+    agent = create_agent(
+        model,
+        [pay],
+        middleware=[ours, other] if first else [other, ours],
+        checkpointer=bench.saver,
+    )
+    config = bench.config()
+    with pytest.raises((EffectInDoubt, Misuse)):
+        run(agent, go(), config)
+    assert bench.world.sent == [1]
+    assert len(model.seen) == 1
+    with pytest.raises(EffectInDoubt):
+        run(agent, None, config)
+    assert bench.world.sent == [1]
+    assert answers(agent.get_state(config).values) == []
+
+
+def test_a_retry_inside_of_an_idempotent_effect(bench: Bench, run: Run) -> None:
+    """All attempts send one key."""
+    pay = sender(bench, faults(ConnectionError(), ConnectionError()))
+    agent = create_agent(
+        scripted(calls(("pay", {"amount": 1}))),
+        [pay],
+        middleware=[EffectMiddleware({"pay": {"idempotent": True}}, default="refuse"), RETRIES],
+        checkpointer=bench.saver,
+    )
+    assert answers(run(agent, go(), bench.config())) == [("call-0", "paid 1")]
+    assert (bench.world.sent, len(set(bench.world.keys))) == ([1, 1, 1], 1)
+
+
+def test_a_retry_that_gives_up_is_no_answer(bench: Bench, run: Run) -> None:
+    """`ToolRetryMiddleware` tells the model in the end; what happened is still unknown."""
+    pay = sender(bench, faults(*[ConnectionError() for _ in range(3)]))
+    agent = create_agent(
+        scripted(calls(("pay", {"amount": 1}))),
+        [pay],
+        middleware=[EffectMiddleware({"pay": {"idempotent": True}}, default="refuse"), RETRIES],
+        checkpointer=bench.saver,
+    )
+    config = bench.config()
+    with pytest.raises(EffectInDoubt):
+        run(agent, go(), config)
+    assert answers(run(agent, None, config)) == [("call-0", "paid 1")]
+    assert (len(bench.world.sent), len(set(bench.world.keys))) == (4, 1)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["inside", "outside"])
+def test_nothing_happened_may_be_retried_and_told(bench: Bench, run: Run, first: bool) -> None:
+    pay = sender(bench, faults(NotSent("402"), NotSent("402")))
+    ours = EffectMiddleware({"pay": {}}, default="refuse")
+    agent = create_agent(
+        scripted(calls(("pay", {"amount": 1}))),
+        [pay],
+        middleware=[ours, RETRIES] if first else [RETRIES, ours],
+        checkpointer=bench.saver,
+    )
+    assert answers(run(agent, go(), bench.config())) == [("call-0", "paid 1")]
+    assert bench.world.sent == [1, 1, 1]
+
+
+@pytest.mark.parametrize("decision", ["approve", "reject"])
+def test_beside_a_person_who_approves(either: Bench, run: Run, decision: str) -> None:
+    """A rejected call is answered by the person; an approved one happens once."""
+    pay = sender(either)
+    agent = create_agent(
+        scripted(calls(("pay", {"amount": 1}))),
+        [pay],
+        middleware=[
+            EffectMiddleware({"pay": {}}, default="refuse"),
+            HumanInTheLoopMiddleware(interrupt_on={"pay": True}),
+        ],
+        checkpointer=either.saver,
+    )
+    config = either.config()
+    assert "__interrupt__" in run(agent, go(), config)
+    said = {
+        "decisions": [
+            {"type": decision, "message": "no"} if decision == "reject" else {"type": decision}
+        ]
+    }
+    state = run(agent, Command(resume=said), config)
+    assert state["messages"][-1].content == "the end"
+    assert either.world.sent == ([1] if decision == "approve" else [])
+
+
+# --- calls without a result --------------------------------------------------------------------
+
+
+@pytest.mark.optimized
+def test_new_input_after_a_stopped_turn(either: Bench, run: Run) -> None:
+    """The model sees what happened, and an equal call that it then makes is another one."""
+    pay, breaks = sender(either), dies_once(recorded(either, "succeeded"))
+    model = scripted(
+        calls(("breaks", {}), ("pay", {"amount": 3}), prefix="one"),
+        calls(("pay", {"amount": 3}), prefix="two"),
+    )
+    agent = create_agent(
+        model,
+        [pay, breaks],
+        middleware=[EffectMiddleware({"pay": {}}, default="pure")],
+        checkpointer=either.saver,
+    )
+    config = either.config()
+    with pytest.raises(Kill):
+        run(agent, go(), config)
+    assert either.world.sent == [3]
+    state = run(agent, go("again, please"), config)
+    seen = {m.tool_call_id: m for m in model.seen[1] if isinstance(m, ToolMessage)}
+    assert (seen["one-1"].content, seen["one-1"].status) == ("paid 3", "success")
+    assert seen["one-0"].status == "error"
+    assert dict(answers(state))["two-0"] == "paid 3"
+    assert either.world.sent == [3, 3], "it was told of the first one and wants a second"
+    assert len(set(either.world.keys)) == 2
+
+
+@pytest.mark.optimized
+def test_a_stopped_turn_in_doubt(either: Bench, run: Run) -> None:
+    """No model is called before somebody knows; the lookup may know later."""
+    known: list[Any] = []
+
+    def find(call: EffectCall) -> Any:
+        return known[0] if known else None
+
+    pay = sender(either, faults(Kill()))
+    model = scripted(calls(("pay", {"amount": 3})))
+    agent = create_agent(
+        model,
+        [pay],
+        middleware=[
+            EffectMiddleware({"pay": {"reconcile": find, "compare": ["amount"]}}, default="refuse")
+        ],
+        checkpointer=either.saver,
+    )
+    config = either.config()
+    with pytest.raises(Kill):
+        run(agent, go(), config)
+    for given in (go("well?"), None, None):
+        with pytest.raises(EffectInDoubt):
+            run(agent, given, config)
+    assert len(model.seen) == 1
+    known.append(Committed({"amount": 3}, result="paid after all"))
+    state = run(agent, None, config)
+    assert answers(state) == [("call-0", "paid after all")]
+    assert state["messages"][-1].content == "the end"
+    assert either.world.sent == [3]
+
+
+def test_a_person_settles_a_stopped_turn(bench: Bench) -> None:
+    """Class N: the decision's result becomes the call's."""
+    from surefoot import Decision, SigningKey
+    from surefoot.signing import Reviewers
+
+    del Decision, SigningKey, Reviewers  # tests/orders exercises the decision itself
+    pay = sender(bench, faults(Kill()))
+    model = scripted(calls(("pay", {"amount": 3})))
+    agent = create_agent(
+        model,
+        [pay],
+        middleware=[EffectMiddleware({"pay": {}}, default="refuse")],
+        checkpointer=bench.saver,
+    )
+    config = bench.config()
+    with pytest.raises(Kill):
+        agent.invoke(go(), config)
+    with pytest.raises(EffectInDoubt) as caught:
+        agent.invoke(go("well?"), config)
+    assert caught.value.state in ("started", "in_doubt")
+    assert caught.value.key == bench.world.keys[0]
+
+
+# --- streaming ---------------------------------------------------------------------------------
+
+
+def test_a_replayed_tool_does_not_stream_twice(bench: Bench) -> None:
+    from langgraph.config import get_stream_writer
+
+    breaks = dies_once(recorded(bench, "succeeded"))
+
+    @tool
+    def pay(amount: int) -> str:
+        """Pays."""
+        get_stream_writer()({"paying": amount})
+        return str(bench.world.send(amount))
+
+    agent = create_agent(
+        scripted(calls(("pay", {"amount": 1}), ("breaks", {}))),
+        [pay, breaks],
+        middleware=[EffectMiddleware({"pay": {}}, default="pure")],
+        checkpointer=bench.saver,
+    )
+    config = bench.config()
+    first: list[Any] = []
+    with pytest.raises(Kill):
+        first.extend(agent.stream(go(), config, stream_mode="custom"))
+    second = list(agent.stream(None, config, stream_mode="custom"))
+    assert second == []
+    assert bench.world.sent == [1]
+
+
+# --- the extra ---------------------------------------------------------------------------------
+
+
+def test_without_langchain_the_name_can_be_imported() -> None:
+    """Only using it says what is missing."""
+    program = textwrap.dedent(
+        """
+        import sys
+        sys.modules["langchain"] = None
+        sys.modules["langchain.agents"] = None
+        from surefoot import *
+        from surefoot.errors import Misconfigured
+        try:
+            EffectMiddleware(default="pure")
+        except Misconfigured as error:
+            print(error)
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "surefoot[agents]" in done.stdout
+
+
+def test_an_effect_below_a_tool_of_an_agent(bench: Bench, run: Run) -> None:
+    @tool
+    @effect
+    def pay(amount: int) -> str:
+        """Pays."""
+        return str(bench.world.send(amount))
+
+    agent = create_agent(
+        scripted(calls(("pay", {"amount": 1}))),
+        [pay],
+        middleware=[EffectMiddleware(default={})],
+        checkpointer=bench.saver,
+    )
+    assert answers(run(agent, go(), bench.config())) == [("call-0", "1")]
+    assert bench.world.sent == [1]
