@@ -1,4 +1,4 @@
-"""`EffectMiddleware`: the tools of `create_agent` happen once, whatever middleware stands around."""
+"""`EffectMiddleware`: tools of `create_agent` happen once, whatever middleware stands around."""
 
 from __future__ import annotations
 
@@ -26,7 +26,17 @@ from langgraph.types import Command
 from tests.effects.conftest import Bench
 from tests.effects.test_tools import Kill, Run, calls, dies_once, faults, is_valid, recorded, sender
 
-from surefoot import Committed, EffectCall, EffectMiddleware, NotSent, effect
+from surefoot import (
+    Committed,
+    EffectCall,
+    EffectMiddleware,
+    NotSent,
+    ResumePolicy,
+    Reviewers,
+    SigningKey,
+    SurefootSaver,
+    effect,
+)
 from surefoot.errors import EffectInDoubt, Misuse
 
 
@@ -276,27 +286,48 @@ def test_a_stopped_turn_in_doubt(either: Bench, run: Run) -> None:
     assert either.world.sent == [3]
 
 
-def test_a_person_settles_a_stopped_turn(bench: Bench) -> None:
-    """Class N: the decision's result becomes the call's."""
-    from surefoot import Decision, SigningKey
-    from surefoot.signing import Reviewers
-
-    del Decision, SigningKey, Reviewers  # tests/orders exercises the decision itself
-    pay = sender(bench, faults(Kill()))
-    model = scripted(calls(("pay", {"amount": 3})))
-    agent = create_agent(
-        model,
-        [pay],
-        middleware=[EffectMiddleware({"pay": {}}, default="refuse")],
-        checkpointer=bench.saver,
+@pytest.mark.parametrize("outcome", ["succeeded", "absent"])
+def test_a_person_settles_a_stopped_turn(bench: Bench, outcome: str) -> None:
+    """Class N: what the decision says becomes the call's result."""
+    operator = SigningKey.generate("op-1")
+    saver = SurefootSaver(
+        bench.conn,
+        highwater=bench.highwater,
+        keys=bench.keys,
+        tenant=bench.tenant,
+        reviewers=Reviewers({"op-1": operator.public()}),
+        policy=ResumePolicy(settling_ms=0, handover_grace_ms=10_000),
     )
-    config = bench.config()
-    with pytest.raises(Kill):
-        agent.invoke(go(), config)
-    with pytest.raises(EffectInDoubt) as caught:
-        agent.invoke(go("well?"), config)
-    assert caught.value.state in ("started", "in_doubt")
-    assert caught.value.key == bench.world.keys[0]
+    with saver:
+        saver.setup()
+        pay = sender(bench, faults(Kill()))
+        agent = create_agent(
+            scripted(calls(("pay", {"amount": 3}))),
+            [pay],
+            middleware=[EffectMiddleware({"pay": {}}, default="refuse")],
+            checkpointer=saver,
+        )
+        config = bench.config()
+        with pytest.raises(Kill):
+            agent.invoke(go(), config)
+        with pytest.raises(EffectInDoubt) as caught:
+            agent.invoke(go("well?"), config)
+        assert caught.value.key == bench.world.keys[0]
+        given = {"result": {"id": 7}} if outcome == "succeeded" else {}
+        proposed = saver.propose(
+            config["configurable"]["thread_id"],
+            "approve",
+            reason="asked the bank",
+            slot=caught.value.slot,
+            outcome=outcome,
+            **given,
+        )
+        saver.resolve(operator.sign(proposed))
+        state = agent.invoke(None, config)
+    ((_, content),) = answers(state)
+    assert content == '{"id": 7}' if outcome == "succeeded" else "Not carried out" in content
+    assert state["messages"][-1].content == "the end"
+    assert bench.world.sent == [3]
 
 
 # --- streaming ---------------------------------------------------------------------------------

@@ -513,6 +513,21 @@ def test_nothing_happened(bench: Bench) -> None:
     assert graph.invoke(None, config)["log"] == ["charged"]
 
 
+@pytest.mark.parametrize("named", ["n", lambda state: f"op {state['n']}"], ids=["key", "function"])
+def test_a_node_that_names_an_operation(either: Bench, named: Any) -> None:
+    """Two threads of one tenant: it happens once, and both get its update."""
+
+    @effect_node(operation_id=named, idempotent=True)
+    def charge(state: Narrow, *, idempotency_key: str) -> Any:
+        either.world.send(state["n"], idempotency_key)
+        return {"log": [f"charged {state['n']}"]}
+
+    graph = either.graph(charge)
+    for _ in range(2):
+        assert graph.invoke({"n": 5, "log": []}, either.config())["log"] == ["charged 5"]
+    assert either.world.sent == [5]
+
+
 # --- definition --------------------------------------------------------------------------------
 
 
@@ -527,6 +542,7 @@ def typed(state: Narrow) -> Any:
         (typed, {"inputs": ["m"]}, "no key 'm'"),
         (typed, {"compare": ["m"], "reconcile": lambda call: Unknown()}, "no key 'm'"),
         (typed, {"inputs": [], "compare": ["n"], "reconcile": lambda call: 0}, "no key 'n'"),
+        (typed, {"operation_id": "m"}, "no key 'm'"),
         (typed, {"compare": ["n"]}, "reconcile="),
         (typed, {"idempotent": True}, "idempotency_key"),
         (dict, {"name": "x"}, "first parameter is the state"),

@@ -968,3 +968,59 @@ def test_valid_messages_are_left_alone(bench: Bench, run: Run) -> None:
     """Nothing is read, and nothing is written."""
     effects = wrap_tool_call(default="pure")
     assert effects.answer_orphans([HumanMessage("hi"), AIMessage("hello")]) is None
+
+
+# --- operations (E4c) --------------------------------------------------------------------------
+
+
+@pytest.mark.optimized
+def test_an_operation_is_one_across_messages_and_threads(either: Bench, run: Run) -> None:
+    """The model pays the same invoice in two messages and two threads: it is paid once."""
+
+    @tool
+    def settle(invoice: str, amount: int) -> str:
+        """Settles an invoice."""
+        either.world.send(invoice, current_call().key)
+        return f"settled {invoice}"
+
+    settings = {"idempotent": True, "operation_id": "invoice", "inputs": ["invoice", "amount"]}
+    effects = wrap_tool_call({"settle": settings}, default="refuse")
+    asked = {"invoice": f"inv-{either.tenant}", "amount": 5}
+    for prefix in ("one", "two"):
+        message = calls(("settle", asked), prefix=prefix)
+        graph = tool_graph(either, [settle], effects, message)
+        ((call_id, content),) = results(run(graph, {"messages": []}, either.config()))
+        assert (call_id, content) == (f"{prefix}-0", f"settled {asked['invoice']}")
+    assert either.world.count == 1
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_an_orphan_that_names_an_operation(either: Bench, run: Run, happened: bool) -> None:
+    """Its record is in the operation's journal, not in the thread's."""
+    settings = {"operation_id": "invoice"}
+
+    @tool
+    def settle(invoice: str) -> str:
+        """Settles an invoice."""
+        either.world.send(invoice)
+        return "settled"
+
+    # The tool node waits for the thread of the other tool, and so for its record.
+    breaks = dies_once(lambda: either.world.count == 1)
+    effects = wrap_tool_call({"settle": settings}, default="pure")
+    asked = [("breaks", {}), ("settle", {"invoice": f"i-{either.tenant}"})]
+    world = World(either, effects, [breaks, settle], *asked)
+    if happened:
+        with pytest.raises(Kill):
+            world.graph.invoke({"messages": [HumanMessage("go")]}, world.config)
+    else:
+        world.graph.interrupt_before_nodes = ["tools"]
+        world.graph.invoke({"messages": [HumanMessage("go")]}, world.config)
+        world.graph.interrupt_before_nodes = []
+    state = run(world.graph, {"messages": [HumanMessage("and now?")]}, world.config)
+    told = [m for m in state["messages"] if isinstance(m, ToolMessage)][1]
+    if happened:
+        assert (told.content, told.status) == ("settled", "success")
+    else:
+        assert "Not carried out" in told.content
+    assert either.world.count == (1 if happened else 0)

@@ -41,6 +41,7 @@ def effect_node(
     settling: float | None = ...,
     lookup: str = ...,
     window: float | timedelta | None = ...,
+    operation_id: Callable[[Any], str | int] | str | None = ...,
 ) -> Node: ...
 @overload
 def effect_node(
@@ -53,6 +54,7 @@ def effect_node(
     settling: float | None = ...,
     lookup: str = ...,
     window: float | timedelta | None = ...,
+    operation_id: Callable[[Any], str | int] | str | None = ...,
 ) -> Callable[[Node], Node]: ...
 
 
@@ -68,6 +70,7 @@ def effect_node(
     settling: float | None = None,
     lookup: str = "settling",
     window: float | timedelta | None = None,
+    operation_id: Callable[[Any], str | int] | str | None = None,
 ) -> Any:
     """Makes a whole node one effect: what it returned is recorded, and returned again on resume.
 
@@ -91,6 +94,7 @@ def effect_node(
         settling: Seconds after which "absent" counts.
         lookup: ``"strong"`` when the lookup never lags.
         window: For ``idempotent``: how long the receiver remembers a key.
+        operation_id: Names the business operation: a key of the state, or a function of it.
 
     Raises:
         Misconfigured: At definition: the settings contradict each other.
@@ -106,6 +110,7 @@ def effect_node(
         "settling": settling,
         "lookup": lookup,
         "window": window,
+        "operation_id": operation_id,
     }
     if fn is None:
         return lambda function: _wrap(function, settings)
@@ -152,6 +157,7 @@ def _define_node(fn: Node, settings: Mapping[str, Any]) -> _Effect:
     if schema is not None:
         known = keys if keys is not None else tuple(schema)
         wrong = [key for key in (keys or ()) if key not in schema]
+        wrong += [n for n in [settings["operation_id"]] if isinstance(n, str) and n not in schema]
         wrong += [] if callable(inputs) else [n for n in settings["compare"] if n not in known]
         if wrong:
             raise Misconfigured(field=where, reason=f"the node's state has no key {wrong[0]!r}")
@@ -166,9 +172,20 @@ def _define_node(fn: Node, settings: Mapping[str, Any]) -> _Effect:
             return {key: value for key, value in whole.items() if key not in managed}
         return {key: whole[key] for key in keys if key in whole}
 
+    named = settings["operation_id"]
+
+    def operation(**given: Any) -> Any:
+        return named(given[first]) if callable(named) else _as_map(given[first])[named]
+
     hook = settings["reconcile"]
     hook = with_stored_results(hook) if callable(hook) else hook
-    return _define(fn, {**settings, "inputs": read, "reconcile": hook})
+    settings = {
+        **settings,
+        "inputs": read,
+        "reconcile": hook,
+        "operation_id": None if named is None else operation,
+    }
+    return _define(fn, settings)
 
 
 def _state_parameter(fn: Node, where: str) -> str:

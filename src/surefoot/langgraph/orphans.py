@@ -18,6 +18,7 @@ from langgraph.types import Command
 from surefoot.errors import BarrierTimeout, EffectResultLost, Misuse, SurefootError
 from surefoot.flows import effects as flow
 from surefoot.flows import orphans as search
+from surefoot.flows.operations import close_operation, open_operation, request_of
 from surefoot.langgraph.bubble import bubbling
 from surefoot.langgraph.effects import (
     _act,
@@ -38,6 +39,7 @@ from surefoot.ports import Serializer
 from surefoot.rules.bodies import EffectBody
 from surefoot.rules.effects import Receiver, Verdict
 from surefoot.rules.orphans import Fate, OrphanFacts, decide_orphan
+from surefoot.session import Session
 
 __all__ = ["Orphan", "answer", "answer_async", "orphans_in"]
 
@@ -62,19 +64,21 @@ class Orphan:
         place: Its position among the calls of the message.
         name: Name of the tool.
         call_id: Its id.
+        arguments: What the model gave.
     """
 
     message: int
     place: int
     name: str
     call_id: str
+    arguments: Mapping[str, Any]
 
 
 def orphans_in(messages: Sequence[Any]) -> list[Orphan]:
     """The tool calls of messages that have no result."""
     have = {m.tool_call_id for m in messages if isinstance(m, ToolMessage)}
     return [
-        Orphan(index, place, call["name"], str(call["id"]))
+        Orphan(index, place, call["name"], str(call["id"]), call.get("args") or {})
         for index, message in enumerate(messages)
         if isinstance(message, AIMessage)
         for place, call in enumerate(message.tool_calls)
@@ -132,7 +136,11 @@ def _answers(at: Here, spec_of: SpecOf, orphans: Sequence[Orphan]) -> _Steps:
     )
     results: list[tuple[Orphan, Any]] = []
     for orphan in orphans:
-        told = yield from _answer(at, serde, spec_of(orphan.name), orphan, found)
+        spec = spec_of(orphan.name)
+        if spec is not None and spec.operation_id is not None:
+            told = yield from _answer_of_operation(at, serde, spec, orphan)
+        else:
+            told = yield from _answer(at, serde, spec, orphan, found)
         results.append((orphan, told))
     return results
 
@@ -185,13 +193,48 @@ def _answer(
     orphan: Orphan,
     found: Sequence[search.Trace],
 ) -> _Steps:
-    """The result of one call: a message, a command, or a list of them."""
+    """The result of one call, from the effects of the step it was to run in."""
     news: dict[bytes, EffectBody] = {}
     for trace in found:
         news.setdefault(trace.body.origin, trace.body)  # newest first
     near = [t for t in found if t.values is None or orphan.call_id in _last_calls_of(t.values)]
     own = [news[t.body.origin] for t in near if t.call == f"tool:{orphan.place}"]
     loose = [t.body for t in near if not t.call.startswith(("tool:", _TAKEN))]
+    told = yield from _told(
+        at, serde, spec, orphan, own, loose, lambda held: _request(at, serde, spec, orphan, held)
+    )
+    return told
+
+
+def _answer_of_operation(at: Here, serde: Serializer, spec: _Effect, orphan: Orphan) -> _Steps:
+    """The same from the journal of the operation that the call names (E4c)."""
+    ports = at.core.ports
+    bound = spec.signature.bind(arguments=dict(orphan.arguments), call=None)
+    request = spec.request(at, bound, None)
+    made: list[Session] = []
+    try:
+        yield _Flow(lambda: made.append(open_operation(ports, at.session, request)))
+        inside = Here(at.core, made[0], at.place)
+        named = request_of(at.session, request)
+        own = list(made[0].effects.values())
+        told = yield from _told(inside, serde, spec, orphan, own, (), lambda _: named)
+    finally:
+        for operation in made:
+            yield _Flow(functools.partial(close_operation, ports, operation))
+    return told
+
+
+def _told(
+    at: Here,
+    serde: Serializer,
+    spec: _Effect | None,
+    orphan: Orphan,
+    own: Sequence[EffectBody],
+    loose: Sequence[EffectBody],
+    request: Callable[[EffectBody], flow.CallRequest],
+) -> _Steps:
+    """What the model is told: a message, a command, or a list of them (rule E7)."""
+    ports, session = at.core.ports, at.session
     askable = spec is not None and spec.reconcile is not None
     askable = askable and len(own) == 1 and own[0].name == spec.name  # type: ignore[union-attr]
     fate = decide_orphan(
@@ -205,17 +248,19 @@ def _answer(
     if fate is Fate.DOUBT:
         open_ = next(b for b in [*own, *loose] if b.state not in _SETTLED)
         raise flow.in_doubt(
-            at.session, open_, "its turn was interrupted by new input, and nobody can be asked"
+            session, open_, "its turn was interrupted by new input, and nobody can be asked"
         )
     (held,) = [b for b in own if b.state not in _NOTHING_HAPPENED]
-    step: flow.Step = yield _Flow(lambda: _take_over(at, serde, spec, orphan, held))
+    step: flow.Step = yield _Flow(
+        lambda: flow.take_over(ports, session, serde, request(held), held)
+    )
     if step.asks and spec is not None:
         step = yield from _asked(spec, at, serde, step, flow.settled)
         if step.verdict is not Verdict.REPLAY:
             return _said(orphan, _NOTHING)
         return _recorded(orphan, step.result)
     try:
-        stored = yield _Flow(lambda: flow.result_of(at.core.ports, at.session, serde, step.body))
+        stored = yield _Flow(lambda: flow.result_of(ports, session, serde, step.body))
     except EffectResultLost:
         return as_tool_message(_LOST, name=orphan.name, call_id=orphan.call_id)
     return _recorded(orphan, stored)
@@ -225,23 +270,21 @@ _NOTHING_HAPPENED = frozenset({"failed", "absent", "compensated"})
 _SETTLED = _NOTHING_HAPPENED | {"succeeded"}
 
 
-def _take_over(
+def _request(
     at: Here, serde: Serializer, spec: _Effect | None, orphan: Orphan, held: EffectBody
-) -> flow.Step:
-    """Takes the call's effect over; what is open is asked about, but never run again."""
-    ports, session = at.core.ports, at.session
-    request = flow.CallRequest(
+) -> flow.CallRequest:
+    """Where the call's effect is taken over to; what is open is asked about, never run again."""
+    return flow.CallRequest(
         name=held.name,
         place=at.place,
         call_id=_TAKEN + orphan.call_id,
         receiver=Receiver(held.receiver),
-        arguments=flow.loaded(ports, session, serde, held.arguments) or {},
+        arguments=flow.loaded(at.core.ports, at.session, serde, held.arguments) or {},
         fingerprint=held.fingerprint,
         compare=() if spec is None else spec.compare,
         settling_ms=None if spec is None else spec.settling_ms,
         strong=spec is not None and spec.strong,
     )
-    return flow.take_over(ports, session, serde, request, held)
 
 
 def _said(orphan: Orphan, text: str) -> ToolMessage:

@@ -28,6 +28,7 @@ from surefoot.langgraph.effects import (
     _drive,
     _drive_async,
     _Effect,
+    effect,
 )
 from surefoot.langgraph.returns import answer_to_record, recorded_answer, with_stored_results
 from surefoot.rules.answers import NotSent
@@ -41,14 +42,9 @@ _KEY = "idempotency_key"
 #: What a tool's author writes; the tool's ``invoke`` reads and checks arguments, and calls it.
 _RUN, _ARUN = "_run", "_arun"
 _DEFAULTS: Mapping[str, Any] = {
-    "name": None,
-    "idempotent": False,
-    "reconcile": None,
-    "compare": (),
-    "inputs": None,
-    "settling": None,
-    "lookup": "settling",
-    "window": None,
+    p.name: p.default
+    for p in inspect.signature(effect).parameters.values()
+    if p.kind is p.KEYWORD_ONLY
 }
 
 
@@ -269,11 +265,17 @@ def _spec(name: str, policy: Mapping[str, Any]) -> _Effect:
             return inputs(**arguments)
         return {key: arguments[key] for key in inputs if key in arguments}
 
+    named = settings["operation_id"]
+
+    def operation(arguments: Mapping[str, Any]) -> Any:
+        return named(**arguments) if callable(named) else arguments.get(named, "")
+
     hook = settings["reconcile"]
     body = _body_async if inspect.iscoroutinefunction(hook) else _body
     if callable(hook):
         settings["reconcile"] = with_stored_results(hook)
-    return replace(_define(body, {**settings, "inputs": chosen}), sealed=True)
+    settings |= {"inputs": chosen, "operation_id": None if named is None else operation}
+    return replace(_define(body, settings), sealed=True)
 
 
 def _body(arguments: Mapping[str, Any], call: EffectCall) -> Any:
