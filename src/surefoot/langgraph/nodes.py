@@ -111,6 +111,7 @@ def effect_node(
         "lookup": lookup,
         "window": window,
         "operation_id": operation_id,
+        "compensate": None,
     }
     if fn is None:
         return lambda function: _wrap(function, settings)

@@ -21,7 +21,7 @@ from surefoot.errors import Misconfigured, Misuse
 from surefoot.langgraph import orphans
 from surefoot.langgraph.bubble import bubbling
 from surefoot.langgraph.effects import (
-    _MARK,
+    _SPEC,
     _TOOL,
     EffectCall,
     _define,
@@ -245,9 +245,9 @@ def _checked(name: str, policy: Any) -> Policy:
             field=f"tool {name!r}",
             reason="is a mapping with the parameters of @effect, 'pure' or 'refuse'",
         )
-    unknown = [key for key in policy if key not in _DEFAULTS]
+    unknown = [key for key in policy if key not in _DEFAULTS or key == "compensate"]
     if unknown:
-        raise Misconfigured(field=f"tool {name!r}", reason=f"@effect has no {unknown[0]!r}")
+        raise Misconfigured(field=f"tool {name!r}", reason=f"a tool's effect has no {unknown[0]!r}")
     return policy
 
 
@@ -289,9 +289,9 @@ async def _body_async(arguments: Mapping[str, Any], call: EffectCall) -> Any:
 def _inner_effect(tool: BaseTool | None) -> str | None:
     """Name of the effect that a tool's function is, if it is one."""
     for attribute in ("func", "coroutine"):
-        name = getattr(getattr(tool, attribute, None), _MARK, None)
-        if name is not None:
-            return str(name)
+        spec = getattr(getattr(tool, attribute, None), _SPEC, None)
+        if isinstance(spec, _Effect):
+            return spec.name
     return None
 
 
