@@ -970,6 +970,106 @@ def test_valid_messages_are_left_alone(bench: Bench, run: Run) -> None:
     assert effects.answer_orphans([HumanMessage("hi"), AIMessage("hello")]) is None
 
 
+def test_an_answer_that_is_lost_is_given_again(either: Bench, run: Run) -> None:
+    """The process dies behind the node that answers; an equal call to come is still another one."""
+    pay, breaks = sender(either), dies_once(recorded(either, "succeeded"))
+    effects = wrap_tool_call({"pay": {}}, default="pure")
+    die = faults(None, Kill())
+    asked = iter(
+        [
+            calls(("pay", {"amount": 3}), ("breaks", {}), prefix="one"),
+            calls(("pay", {"amount": 3}), prefix="two"),
+            AIMessage("the end"),
+        ]
+    )
+
+    def answers(state: MessagesState, config: RunnableConfig) -> Any:
+        update = effects.answer_orphans(state["messages"], config=config)
+        die()
+        return update
+
+    async def aanswers(state: MessagesState, config: RunnableConfig) -> Any:
+        update = await effects.aanswer_orphans(state["messages"], config=config)
+        die()
+        return update
+
+    def model(state: MessagesState) -> Any:
+        if not is_valid(list(state["messages"])):
+            raise ValueError("no model accepts this")
+        return {"messages": [next(asked)]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("answers", RunnableLambda(answers, afunc=aanswers))
+    builder.add_node("model", model)
+    builder.add_node(
+        "tools", ToolNode([pay, breaks], wrap_tool_call=effects, awrap_tool_call=effects.on_loop)
+    )
+    builder.add_edge(START, "answers")
+    builder.add_edge("answers", "model")
+    builder.add_conditional_edges(
+        "model", lambda s: "tools" if s["messages"][-1].tool_calls else END, ["tools", END]
+    )
+    builder.add_edge("tools", "answers")
+    graph, config = builder.compile(checkpointer=either.saver), either.config()
+    with pytest.raises(Kill):
+        graph.invoke({"messages": [HumanMessage("go")]}, config)
+    with pytest.raises(Kill):
+        run(graph, {"messages": [HumanMessage("once more")]}, config)
+    done = dict(results(run(graph, None, config)))
+    assert (done["one-0"], done["two-0"]) == ("paid 3", "paid 3")
+    assert either.world.sent == [3, 3]
+    assert len(set(either.world.keys)) == 2
+
+
+def test_orphans_whose_tools_ran_in_a_subgraph(either: Bench, run: Run) -> None:
+    """The record stands under a checkpoint of the subgraph, the message in the parent's state."""
+    pay, breaks = sender(either), dies_once(recorded(either, "succeeded"))
+    effects = wrap_tool_call({"pay": {}}, default="pure")
+    message = calls(("pay", {"amount": 3}), ("breaks", {}))
+    inner = StateGraph(MessagesState)
+    inner.add_node(
+        "tools", ToolNode([pay, breaks], wrap_tool_call=effects, awrap_tool_call=effects.on_loop)
+    )
+    inner.add_edge(START, "tools")
+
+    def model(state: MessagesState) -> Any:
+        first = not any(isinstance(m, AIMessage) for m in state["messages"])
+        return {"messages": [message if first else AIMessage("the end")]}
+
+    outer = StateGraph(MessagesState)
+    outer.add_node("answer_orphans", effects.orphans_node())
+    outer.add_node("model", model)
+    outer.add_node("tools", inner.compile())
+    outer.add_edge(START, "answer_orphans")
+    outer.add_edge("answer_orphans", "model")
+    outer.add_conditional_edges(
+        "model", lambda s: "tools" if s["messages"][-1].tool_calls else END, ["tools", END]
+    )
+    graph, config = outer.compile(checkpointer=either.saver), either.config()
+    with pytest.raises(Kill):
+        graph.invoke({"messages": [HumanMessage("go")]}, config)
+    state = run(graph, {"messages": [HumanMessage("well?")]}, config)
+    assert dict(results(state))["call-0"] == "paid 3"
+    assert is_valid(state["messages"])
+    assert either.world.sent == [3]
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_orphans_under_every_durability(bench: Bench, durability: str) -> None:
+    """Also where the checkpoint of the step that answers is not stored yet."""
+    pay, breaks = sender(bench), dies_once(recorded(bench, "succeeded"))
+    effects = wrap_tool_call({"pay": {"idempotent": True}}, default="pure")
+    world = World(bench, effects, [pay, breaks], ("pay", {"amount": 3}), ("breaks", {}))
+    with pytest.raises(Kill):
+        world.graph.invoke({"messages": [HumanMessage("go")]}, world.config, durability="async")
+    state = world.graph.invoke(
+        {"messages": [HumanMessage("well?")]}, world.config, durability=durability
+    )
+    assert dict(results(state))["call-0"] == "paid 3"
+    assert is_valid(state["messages"])
+    assert bench.world.sent == [3]
+
+
 # --- operations (E4c) --------------------------------------------------------------------------
 
 
