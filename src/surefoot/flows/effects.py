@@ -44,6 +44,7 @@ from surefoot.rules.effects import (
     slot_of,
 )
 from surefoot.rules.envelope import Kind, Record
+from surefoot.rules.transport import decide_failed
 from surefoot.session import Known, LooseEffect, Session
 
 __all__ = [
@@ -720,7 +721,15 @@ def finish(
         return serde.loads_typed(raw)
 
 
-def fail(ports: Ports, session: Session, step: Step, error: BaseException, *, proven: bool) -> None:
+def fail(
+    ports: Ports,
+    session: Session,
+    step: Step,
+    error: BaseException,
+    *,
+    proven: bool,
+    seen: str | None = None,
+) -> None:
     """Records that the body raised (rule E8).
 
     Args:
@@ -729,20 +738,31 @@ def fail(ports: Ports, session: Session, step: Step, error: BaseException, *, pr
         step: The call.
         error: What the body raised; only its type is stored.
         proven: It proves that nothing happened (`NotSent`); anything else is in doubt.
+        seen: Its type and kind, for the ledger.
 
     Raises:
         SaveFailed: The outcome could not be recorded; the record stays at ``started``.
     """
     with session.lock:
+        proven = decide_failed(
+            not_sent=proven,
+            resent=step.verdict is Verdict.RESEND,
+            ambiguous=session.tainted and _may_be_lost(step),
+        )
         body = replace(
             step.body,
             state="failed" if proven else "in_doubt",
-            error=type(error).__qualname__,
+            error=seen or type(error).__qualname__,
             at_us=ports.host.now_us(),
         )
         _close(ports, session, body, ())
         if proven:
             session.intents.pop(body.slot, None)
+
+
+def _may_be_lost(step: Step) -> bool:
+    """Whether an earlier start may be missing: class K leaves no intent that would tell (E3)."""
+    return step.request.receiver is Receiver.DEDUPLICATES and step.body.attempt == 1
 
 
 def answered(ports: Ports, session: Session, serde: Serializer, step: Step, answer: Answer) -> Step:

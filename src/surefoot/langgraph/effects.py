@@ -31,11 +31,12 @@ from surefoot.langgraph.bubble import bubbling
 from surefoot.langgraph.hooks import EffectCall, Hook, call_of, register, understood
 from surefoot.langgraph.place import Here, here
 from surefoot.ports import Ports, Serializer
-from surefoot.rules.answers import Answer, NotSent, Unknown
+from surefoot.rules.answers import Answer, Unknown
 from surefoot.rules.doubts import RISKS
 from surefoot.rules.effects import Receiver, Verdict
 from surefoot.rules.fingerprint import fingerprint
 from surefoot.session import Session
+from surefoot.transport import OutcomeOf, declared, judged
 
 __all__ = ["EffectCall", "current_call", "effect"]
 
@@ -128,6 +129,8 @@ class _Effect:
     depends_on: tuple[str, ...] = ()
     #: An error of the body stops the run, because whoever calls might turn it into a message.
     sealed: bool = False
+    #: What an exception of the body proves.
+    outcome_of: OutcomeOf | None = None
 
     def request(
         self, at: Here, bound: inspect.BoundArguments, call_id: str | None
@@ -265,6 +268,9 @@ def effect(
     depends_on: Sequence[str] = ...,
     risk: str = ...,
     deadline: float | timedelta | None = ...,
+    timeout_is: str = ...,
+    failed_when: Any = ...,
+    outcome_of: OutcomeOf | None = ...,
 ) -> Callable[[Callable[..., R]], Callable[..., R]]: ...
 
 
@@ -285,6 +291,9 @@ def effect(
     depends_on: Sequence[str] = (),
     risk: str = "normal",
     deadline: float | timedelta | None = None,
+    timeout_is: str = "unknown",
+    failed_when: Any = None,
+    outcome_of: OutcomeOf | None = None,
 ) -> Any:
     """Makes a function, node or tool a side effect that happens once.
 
@@ -323,6 +332,10 @@ def effect(
             `SurefootSaver.in_doubt`.
         deadline: Seconds (or a timedelta) from the start until which a doubt has to be settled;
             later it is overdue.
+        timeout_is: Only ``"unknown"``: a request that timed out may have been carried out.
+        failed_when: Exception classes that prove that nothing happened, as `NotSent` does.
+        outcome_of: What an exception of the body proves: a function that returns ``"not_sent"``,
+            ``"unknown"`` or None; `surefoot.transport` has those of httpx and requests.
 
     Raises:
         Misconfigured: At decoration: the settings contradict each other.
@@ -346,6 +359,9 @@ def effect(
         "depends_on": depends_on,
         "risk": risk,
         "deadline": deadline,
+        "timeout_is": timeout_is,
+        "failed_when": failed_when,
+        "outcome_of": outcome_of,
     }
     if fn is None:
         return lambda function: _decorate(function, settings)
@@ -475,6 +491,7 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
         hook=_hook(fn, name, settings),
         inverse=_inverse(where, parameters, settings["compensate"]),
         depends_on=_observed(settings["depends_on"], where),
+        outcome_of=declared(where, settings),
     )
 
 
@@ -725,8 +742,10 @@ def _send(
         body = functools.partial(spec.fn, *args, **given)
         result = yield _User(scope.inside(step.body.slot, body, sends=True))
     except BaseException as error:
-        proven = isinstance(error, (NotSent, _NeverRan))
-        yield _Flow(functools.partial(flow.fail, ports, session, step, error, proven=proven))
+        seen = judged(spec.outcome_of, error)
+        proven = seen.not_sent or isinstance(error, _NeverRan)
+        fail = functools.partial(flow.fail, ports, session, step, error, seen=seen.seen)
+        yield _Flow(functools.partial(fail, proven=proven))
         interrupts = isinstance(error, GraphBubbleUp) and not isinstance(error, SurefootError)
         if interrupts and spec.receiver is Receiver.NEITHER:
             raise Misuse(
