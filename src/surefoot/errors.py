@@ -47,6 +47,7 @@ __all__ = [
     "StoreUnavailable",
     "SurefootError",
     "TamperDetected",
+    "TransactionEnded",
     "Unavailable",
     "UnknownEvent",
 ]
@@ -400,6 +401,17 @@ class Misconfigured(Misuse):
     """A setting is missing or contradictory; ``field`` names it."""
 
     code = "MISCONFIGURED"
+
+
+class TransactionEnded(Misuse):
+    """The body of an effect in the same database ended the transaction that it runs in."""
+
+    code = "TRANSACTION_ENDED"
+    template = (
+        "the body ended the transaction that it shares with the ledger ({reason}); what it did "
+        "before may be committed without a record"
+    )
+    remedy = "Leave COMMIT and ROLLBACK out of it; raise an exception to take everything back."
 
 
 class NotSetUp(Misuse):

@@ -8,7 +8,7 @@ let a secret of the connection string into a message.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -223,6 +223,21 @@ class ContentStore(Protocol):
 
         Raises:
             OutcomeUnknown: The connection was lost before the commit was answered.
+        """
+
+    def append_within(self, work: Callable[[Any], Append]) -> int | None:
+        """Runs a caller's statements and an append in one transaction: both, or nothing.
+
+        Args:
+            work: Gets a connection of the driver inside the transaction, and returns what to
+                append. What it raises takes everything back and is raised here as it is.
+
+        Returns:
+            As `append` does; when the head row was not as expected, what ``work`` did is undone.
+
+        Raises:
+            OutcomeUnknown: The connection was lost before the commit was answered.
+            TransactionEnded: ``work`` ended the transaction; nobody knows what is committed.
         """
 
     def collect(self, key: int, kept: Kept) -> bool:

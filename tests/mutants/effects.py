@@ -481,10 +481,52 @@ EFFECTS = (
     Mutant(
         "E8-timeout-is-a-proven-failure",
         "langgraph/effects.py",
-        "        proven = isinstance(error, (NotSent, _NeverRan))\n",
-        "        proven = isinstance(error, (NotSent, _NeverRan, TimeoutError))\n",
+        "        proven = seen.not_sent or isinstance(error, _NeverRan)\n",
+        "        proven = seen.not_sent or isinstance(error, (_NeverRan, TimeoutError))\n",
         "the receiver may have done it and be slow to say so",
         (f"{_EFFECT}test_class_n_is_never_sent_again[sqlite]",),
+    ),
+    Mutant(
+        "E8-read-timeout-is-a-proof",
+        "rules/transport.py",
+        "    {Trouble.REFUSED, Trouble.CONNECT_TIMEOUT, Trouble.NO_SLOT, Trouble.NOT_BUILT}\n",
+        "    {Trouble.REFUSED, Trouble.CONNECT_TIMEOUT, Trouble.NO_SLOT, Trouble.READ_TIMEOUT}\n",
+        "the receiver may have done it and be slow to say so",
+        ("tests/rules/test_transport.py::test_only_what_came_before_sending_is_a_proof",),
+    ),
+    Mutant(
+        "E8-redirect-forgotten",
+        "rules/transport.py",
+        "    if proven and facts.earlier:\n",
+        "    if proven and facts.earlier and facts.status:\n",
+        "the request that was redirected has been carried out already",
+        ("tests/effects/test_transport.py::test_after_a_redirect_the_first_request_has_been_sent",),
+    ),
+    Mutant(
+        "E8-resend-closes-the-first-attempt",
+        "rules/transport.py",
+        "    return not_sent and not resent and not ambiguous\n",
+        "    return not_sent and not ambiguous\n",
+        "the first attempt landed, and the next one may come with another amount",
+        (
+            (
+                "tests/effects/test_transport.py::"
+                "test_a_resend_that_is_not_sent_proves_nothing_about_the_first_one[sqlite]"
+            ),
+        ),
+    ),
+    Mutant(
+        "E2-same-database-orphan-passed-over",
+        "flows/journal.py",
+        "            follows = record.kind is Kind.EFFECT and record.prev == session.head.digest\n",
+        "            follows = False\n",
+        "a stale worker's rows are committed, its record is not adopted, and it is done again",
+        (
+            (
+                "tests/effects/test_same_database.py::"
+                "test_no_first_write_passes_over_a_late_commit[postgres]"
+            ),
+        ),
     ),
     Mutant(
         "E8-broken-lookup-says-absent",
@@ -596,8 +638,8 @@ EFFECTS = (
     Mutant(
         "E10-latch-not-checked-by-writes",
         "flows/journal.py",
-        "    session.check_latch()\n    identity = session.identity\n    try:\n",
-        "    identity = session.identity\n    try:\n",
+        "    session.check_latch()\n    try:\n        frame, request = _sealed(\n",
+        "    try:\n        frame, request = _sealed(\n",
         "a session that has lost its place writes on",
         (
             (

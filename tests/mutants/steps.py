@@ -232,8 +232,8 @@ STEPS = (
         "flows/journal.py",
         "        session.key = _store(ports, session, request, _order_of(session, records))\n",
         """        ports.marks.publish(
-            identity.tenant,
-            identity.thread,
+            session.identity.tenant,
+            session.identity.thread,
             Publish(
                 epoch=session.epoch,
                 seq=session.mark.seq,

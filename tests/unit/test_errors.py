@@ -65,6 +65,7 @@ CODES = {
     "NOT_STORABLE": ("NotStorable", "misuse"),
     "CHUNK_TAKEN": ("ChunkTaken", "unavailable"),
     "CLOSED": ("Closed", "misuse"),
+    "TRANSACTION_ENDED": ("TransactionEnded", "misuse"),
     "UNFINGERPRINTABLE": ("Unfingerprintable", "misuse"),
     "UNKNOWN_EVENT": ("UnknownEvent", "refuse"),
 }

@@ -65,6 +65,7 @@ __all__ = [
     "questions",
     "raised",
     "receipt_of",
+    "recorded",
     "require_barrier",
     "result_of",
     "settle_left_ms",
@@ -415,6 +416,8 @@ def _start(
             since_us=body.at_us if fresh or held is None else held.since_us or held.at_us,
             adopted=b"" if held is None else held.adopted,
         )
+        if step.request.receiver is Receiver.SAME_DATABASE:
+            return step  # recorded together with what it does
         _record(ports, session, step.body, step.rows)
         if step.request.receiver is not Receiver.DEDUPLICATES or step.request.operation:
             session.intents[slot] = session.epoch
@@ -746,7 +749,7 @@ def fail(
     with session.lock:
         proven = decide_failed(
             not_sent=proven,
-            resent=step.verdict is Verdict.RESEND,
+            resent=step.verdict is Verdict.RECONCILE,
             ambiguous=session.tainted and _may_be_lost(step),
         )
         body = replace(
@@ -1067,6 +1070,11 @@ def _record(
     reads, read = save.waiting_reads(session)
     rows = list(dict([*read, *rows]).items())
     journal.append(ports, session, [*reads, record], rows=rows)
+    recorded(session, body)
+
+
+def recorded(session: Session, body: EffectBody) -> None:
+    """Remembers a transition that has just been stored as the session's last record."""
     session.effects[body.slot] = body
     session.effect_at[body.slot] = session.head.seq
     session.unfolded[body.slot] = (body.namespace, body.checkpoint_id)

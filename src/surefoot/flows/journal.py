@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 from surefoot.errors import (
     ChunkTaken,
     Fenced,
+    Misuse,
     OutcomeUnknown,
     RollbackDetected,
     StoreUnavailable,
     SurefootError,
+    TransactionEnded,
 )
 from surefoot.flows.chain import Chain, verify_rows
 from surefoot.flows.cover import cover_of
 from surefoot.ports import Append, ChunkRow, FrameRow, HeadRow, Ports, Publish, ThreadRow
 from surefoot.rules.bodies import EffectBody, RestoreBody
 from surefoot.rules.doubts import is_open
-from surefoot.rules.envelope import GENESIS, Kind, Link, Record, SealedFrame, seal_frame
+from surefoot.rules.effects import Receiver
+from surefoot.rules.envelope import (
+    GENESIS,
+    Kind,
+    Link,
+    Record,
+    RecordHead,
+    SealedFrame,
+    seal_frame,
+)
 from surefoot.rules.intents import pack_intents
 from surefoot.rules.publish import GateFacts, PublishFacts, Then, decide_gate, decide_publish
 from surefoot.session import Session
 
-__all__ = ["append", "publish", "renew"]
+__all__ = ["Done", "append", "append_within", "publish", "renew"]
 
 _TRIES = 5
+#: True while a caller's statements run within a transaction of the journal.
+_inside: ContextVar[bool] = ContextVar("surefoot_inside", default=False)
 _PARENT_FRAMES = 6
 
 
@@ -52,34 +67,20 @@ def append(
         RollbackDetected: The database does not hold what this session stored.
         StoreUnavailable: The database did not answer; nothing is acknowledged.
     """
+    if _inside.get():
+        raise Misuse(
+            field="the body of an effect in the same database",
+            reason="nothing else of the run can be recorded before it is over",
+        )
     session.check_latch()
-    identity = session.identity
     try:
-        after = _open_after(session, records)
-        covered = cover_of(ports, identity).cover_records(
-            records, after_seq=session.head.seq, epoch=session.epoch
-        )
-        key_id = ports.seals.primary()
-        frame = seal_frame(
-            identity,
-            session.epoch,
-            session.head,
-            covered,
-            key_id=key_id,
-            seal_key=ports.seals.seal_key(key_id, identity.tenant, identity.thread),
-            early_floor=session.early_floor(),
-        )
-        request = Append(
-            tenant=identity.tenant,
-            thread=identity.thread,
-            incarnation=identity.incarnation,
-            expected=session.stored_head,
-            head=HeadRow(frame.last_seq, frame.epoch, frame.links[-1].digest),
-            has_open=_may_have_open(after, records),
-            frame=FrameRow(frame.last_seq, frame.epoch, frame.head, frame.body),
-            checkpoint_hash=checkpoint_hash,
-            values=rows,
+        frame, request = _sealed(
+            ports,
+            session,
+            records,
+            rows=rows,
             chunks=chunks,
+            checkpoint_hash=checkpoint_hash,
             run_ids=run_ids,
         )
         session.key = _store(ports, session, request, _order_of(session, records))
@@ -92,7 +93,7 @@ def append(
         session.latch(StoreUnavailable(store=ports.store.shown, reason="the save was interrupted"))
         raise
     _remember(ports, session, frame, request)
-    session.open_slots = after
+    session.open_slots = _open_after(session, records)
     return frame.links
 
 
@@ -115,6 +116,178 @@ def _may_have_open(after: frozenset[bytes] | None, records: Sequence[Record]) ->
     An update that changes the hint touches every index of the row; one per step is enough.
     """
     return after is None or bool(after) or all(r.kind is Kind.EFFECT for r in records)
+
+
+def _sealed(
+    ports: Ports,
+    session: Session,
+    records: Sequence[Record],
+    *,
+    rows: Sequence[tuple[bytes, bytes]],
+    chunks: Sequence[ChunkRow] = (),
+    checkpoint_hash: bytes | None = None,
+    run_ids: Sequence[str] = (),
+) -> tuple[SealedFrame, Append]:
+    """Records behind the session's head, as a sealed frame and what stores it."""
+    identity = session.identity
+    covered = cover_of(ports, identity).cover_records(
+        records, after_seq=session.head.seq, epoch=session.epoch
+    )
+    key_id = ports.seals.primary()
+    frame = seal_frame(
+        identity,
+        session.epoch,
+        session.head,
+        covered,
+        key_id=key_id,
+        seal_key=ports.seals.seal_key(key_id, identity.tenant, identity.thread),
+        early_floor=session.early_floor(),
+    )
+    request = Append(
+        tenant=identity.tenant,
+        thread=identity.thread,
+        incarnation=identity.incarnation,
+        expected=session.stored_head,
+        head=HeadRow(frame.last_seq, frame.epoch, frame.links[-1].digest),
+        has_open=_may_have_open(_open_after(session, records), records),
+        frame=FrameRow(frame.last_seq, frame.epoch, frame.head, frame.body),
+        checkpoint_hash=checkpoint_hash,
+        values=rows,
+        chunks=chunks,
+        run_ids=run_ids,
+    )
+    return frame, request
+
+
+# --- together with a caller's statements ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a caller's work in the database amounts to: records, their rows, and his own result."""
+
+    records: Sequence[Record]
+    rows: Sequence[tuple[bytes, bytes]]
+    result: Any
+
+
+def append_within(ports: Ports, session: Session, work: Callable[[Any], Done]) -> Any:
+    """Stores records in one transaction with what a caller does in the content store.
+
+    The caller holds ``session.lock`` and has published the head, so that the records follow it
+    directly: whoever acquires next adopts them, and no checkpoint that is given up lies between.
+    What ``work`` or its database raises undoes everything and does not latch the session. ``work``
+    runs again when the gate undid it. After a lost reply it does not: its first transaction may
+    still be under way, and the next to acquire finds what became of it.
+
+    Returns:
+        The result of the ``work`` that was committed.
+
+    Raises:
+        Fenced: Another worker has the thread.
+        RollbackDetected: The database does not hold what this session stored.
+        StoreUnavailable: The database did not answer.
+        TransactionEnded: ``work`` ended the transaction.
+    """
+    session.check_latch()
+    made: list[tuple[SealedFrame, Append, Any]] = []
+    stored: list[Record] = []
+    raised: list[BaseException] = []
+
+    def build(connection: Any) -> Append:
+        token = _inside.set(True)
+        try:
+            done = work(connection)
+        except BaseException as error:
+            raised.append(error)
+            raise
+        finally:
+            _inside.reset(token)
+        frame, request = _sealed(ports, session, done.records, rows=done.rows)
+        made.append((frame, request, done.result))
+        stored[:] = done.records
+        return request
+
+    try:
+        (frame, request, result), session.key = _store_within(ports, session, build, made)
+    except BaseException as error:
+        foreign = isinstance(error, Exception) and not isinstance(error, SurefootError)
+        if not (raised or foreign or isinstance(error, TransactionEnded)):
+            interrupted = StoreUnavailable(
+                store=ports.store.shown, reason="the save was interrupted"
+            )
+            session.latch(error if isinstance(error, SurefootError) else interrupted)
+        raise
+    _remember(ports, session, frame, request)
+    session.open_slots = _open_after(session, stored)
+    return result
+
+
+def _store_within(
+    ports: Ports,
+    session: Session,
+    build: Callable[[Any], Append],
+    made: Sequence[tuple[SealedFrame, Append, Any]],
+) -> tuple[tuple[SealedFrame, Append, Any], int]:
+    """Sends the transaction; reads back what a lost reply did."""
+    lost: OutcomeUnknown | None = None
+    for _ in range(_TRIES):
+        if session.stored_head is not None and session.stored_head.epoch > session.epoch:
+            raise _not_after(ports, session)
+        try:
+            key = ports.store.append_within(build)
+        except OutcomeUnknown as error:
+            key, lost = None, error
+        if key is not None:
+            return made[-1], key
+        if not made:
+            break
+        row = ports.store.read_thread(session.identity.tenant, session.identity.thread)
+        if row is not None and row.head == made[-1][1].head:
+            return made[-1], row.key
+        if lost is not None:
+            break
+        then = _after_gate(ports, session, made[-1][1], row, None)
+        if then is Then.FENCED:
+            raise _fenced(ports, session, "a write was refused")
+        if then is Then.RELOAD and row is not None:
+            _require_no_effect(ports, session, row)
+            session.stored_head = row.head
+        elif then is not Then.AGAIN:
+            raise _gate_rollback(ports, session)
+    raise lost or StoreUnavailable(store=ports.store.shown, reason="the gate kept moving")
+
+
+def _require_no_effect(ports: Ports, session: Session, row: ThreadRow) -> None:
+    """Refuses to pass over an orphan that holds an effect of the same database.
+
+    Its rows are committed, so it has to be adopted: the next to acquire finds it behind the head.
+
+    Raises:
+        StoreUnavailable: One landed after this session had loaded.
+    """
+    heads = ports.store.read_heads(row.key, from_seq=session.head.seq + 1)
+    keys = [(head.last_seq, head.epoch) for head in heads]
+    rows = ports.store.read_frames(row.key, keys) if keys else ()
+    for frame in verify_rows(ports, session.identity, rows, broken=[]):
+        for record in frame.records:
+            follows = record.kind is Kind.EFFECT and record.prev == session.head.digest
+            if follows and _is_same_database(record):
+                raise StoreUnavailable(
+                    store=ports.store.shown,
+                    reason=(
+                        "an earlier worker's effect in the same database landed after this one "
+                        "had loaded; run again"
+                    ),
+                )
+
+
+def _is_same_database(record: RecordHead) -> bool:
+    body = EffectBody.unpack(record.schema, record.body or b"")
+    return body.receiver == Receiver.SAME_DATABASE.value and body.state == "succeeded"
+
+
+# --- storing ----------------------------------------------------------------------------------
 
 
 def _remember(ports: Ports, session: Session, frame: SealedFrame, request: Append) -> None:
@@ -182,7 +355,7 @@ def _store(ports: Ports, session: Session, request: Append, order: Link | None) 
         ):
             # We loaded after a later worker had written. Behind its head row our record would
             # look to it like an edited database, so the gate must not let it in.
-            raise _not_after(ports, session, request)
+            raise _not_after(ports, session)
         try:
             key = ports.store.append(request)
         except OutcomeUnknown as error:
@@ -200,6 +373,8 @@ def _store(ports: Ports, session: Session, request: Append, order: Link | None) 
             # An honest orphan of an earlier epoch landed after we loaded; its owner is fenced
             # by our epoch in B. Re-base on the head row that was judged: the orphan was never
             # published, never acknowledged, and stays beside the chain.
+            if row is not None and row.incarnation == request.incarnation:
+                _require_no_effect(ports, session, row)
             if row is not None and row.incarnation < request.incarnation:
                 # Written by a worker of an earlier life, whose tombstone is published (P6).
                 ports.store.delete_thread(row.key)
@@ -208,7 +383,7 @@ def _store(ports: Ports, session: Session, request: Append, order: Link | None) 
         elif then is Then.FENCED:
             raise _fenced(ports, session, "a write was refused")
         else:
-            raise _gate_rollback(ports, session, request)
+            raise _gate_rollback(ports, session)
     raise lost or StoreUnavailable(store=ports.store.shown, reason="the gate kept moving")
 
 
@@ -260,11 +435,11 @@ def _parent_stored(ports: Ports, session: Session, order: Link | None) -> bool:
     return Chain(ports, identity, row, head, rows, lenient=order is not None).has_head()
 
 
-def _not_after(ports: Ports, session: Session, request: Append) -> SurefootError:
+def _not_after(ports: Ports, session: Session) -> SurefootError:
     """Why A's head row is of a later epoch: B has given that epoch to another, or it is forged."""
-    mark = ports.marks.read(request.tenant, request.thread)
+    mark = ports.marks.read(session.identity.tenant, session.identity.thread)
     if mark is not None and mark.epoch == session.epoch:
-        return _gate_rollback(ports, session, request)
+        return _gate_rollback(ports, session)
     return _fenced(ports, session, "another worker has written since it was acquired")
 
 
@@ -278,8 +453,8 @@ def _fenced(ports: Ports, session: Session, reason: str) -> Fenced:
     )
 
 
-def _gate_rollback(ports: Ports, session: Session, request: Append) -> RollbackDetected:
-    row = ports.store.read_thread(request.tenant, request.thread)
+def _gate_rollback(ports: Ports, session: Session) -> RollbackDetected:
+    row = ports.store.read_thread(session.identity.tenant, session.identity.thread)
     return RollbackDetected(
         thread=session.identity.thread,
         witnessed_seq=session.mark.seq,

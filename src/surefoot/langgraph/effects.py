@@ -23,6 +23,7 @@ from langgraph.store.base import BaseStore
 
 from surefoot.errors import Misconfigured, Misuse, Refused, SurefootError
 from surefoot.flows import effects as flow
+from surefoot.flows import same_database
 from surefoot.flows.compensation import Undo
 from surefoot.flows.operations import close_operation, open_operation, request_of
 from surefoot.flows.reads import store as store_reads
@@ -132,6 +133,12 @@ class _Effect:
     #: What an exception of the body proves.
     outcome_of: OutcomeOf | None = None
 
+    @property
+    def filled_in(self) -> frozenset[str]:
+        """Parameters of the body that no caller passes."""
+        same = self.receiver is Receiver.SAME_DATABASE
+        return frozenset({"idempotency_key", "call", *(("conn",) if same else ())})
+
     def request(
         self, at: Here, bound: inspect.BoundArguments, call_id: str | None
     ) -> flow.CallRequest:
@@ -214,7 +221,7 @@ class _Effect:
         return {
             name: value
             for name, value in bound.arguments.items()
-            if name not in ("idempotency_key", "call")
+            if name not in self.filled_in
             and not _is_injected(self.signature.parameters[name], value)
         }
 
@@ -271,6 +278,7 @@ def effect(
     timeout_is: str = ...,
     failed_when: Any = ...,
     outcome_of: OutcomeOf | None = ...,
+    same_database: bool = ...,
 ) -> Callable[[Callable[..., R]], Callable[..., R]]: ...
 
 
@@ -294,6 +302,7 @@ def effect(
     timeout_is: str = "unknown",
     failed_when: Any = None,
     outcome_of: OutcomeOf | None = None,
+    same_database: bool = False,
 ) -> Any:
     """Makes a function, node or tool a side effect that happens once.
 
@@ -336,6 +345,8 @@ def effect(
         failed_when: Exception classes that prove that nothing happened, as `NotSent` does.
         outcome_of: What an exception of the body proves: a function that returns ``"not_sent"``,
             ``"unknown"`` or None; `surefoot.transport` has those of httpx and requests.
+        same_database: The effect is rows in the database of the content store, written through the
+            parameter ``conn`` in one transaction with the record (class S). Sync functions only.
 
     Raises:
         Misconfigured: At decoration: the settings contradict each other.
@@ -362,6 +373,7 @@ def effect(
         "timeout_is": timeout_is,
         "failed_when": failed_when,
         "outcome_of": outcome_of,
+        "same_database": same_database,
     }
     if fn is None:
         return lambda function: _decorate(function, settings)
@@ -409,7 +421,7 @@ def _compensate(spec: _Effect, inverse: _Effect) -> Callable[..., Any]:
 
 def _show(run: Callable[..., Any], spec: _Effect, *more: inspect.Parameter) -> None:
     """Gives a wrapper the signature of its function, without what is filled in at the call."""
-    ours = ("idempotency_key", "call")
+    ours = spec.filled_in
     shown = [p for n, p in spec.signature.parameters.items() if n not in ours]
     if not any(p.kind is p.VAR_KEYWORD for p in shown):
         shown.extend(more)
@@ -433,41 +445,17 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
     signature = inspect.signature(fn)
     parameters = signature.parameters
     takes_key, takes_call = "idempotency_key" in parameters, "call" in parameters
-    if settings["idempotent"] and not (takes_key or takes_call):
-        raise Misconfigured(
-            field=where,
-            reason="idempotent=True needs a parameter idempotency_key (or call) to send the key",
-        )
-    if isinstance(settings["compare"], str):
-        raise Misconfigured(field=where, reason="compare= is a list of names, not one text")
-    if settings["reconcile"] is not None and not callable(settings["reconcile"]):
-        raise Misconfigured(field=where, reason="reconcile= is a function")
-    if settings["compare"] and settings["reconcile"] is None:
-        raise Misconfigured(field=where, reason="compare= needs reconcile=")
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    unknown = [n for n in settings["compare"] if n not in parameters]
-    if unknown and not open_ended and not callable(settings["inputs"]):
-        raise Misconfigured(field=where, reason=f"compare= names no argument: {unknown[0]!r}")
-    operation = settings["operation_id"]
-    if isinstance(operation, str) and operation not in parameters:
-        raise Misconfigured(field=where, reason=f"operation_id= names no argument: {operation!r}")
     is_async = inspect.iscoroutinefunction(fn)
-    if inspect.iscoroutinefunction(settings["reconcile"]) and not is_async:
-        raise Misconfigured(
-            field=where, reason="an async reconcile= needs an async function; make both alike"
-        )
-    if settings["lookup"] not in ("strong", "settling"):
-        raise Misconfigured(field=where, reason="lookup is 'strong' or 'settling'")
-    if settings["risk"] not in RISKS:
-        raise Misconfigured(field=where, reason=f"risk is one of {', '.join(RISKS)}")
-    if settings["settling"] is not None and settings["settling"] < 0:
-        raise Misconfigured(field=where, reason="settling must not be negative")
+    _require_receiver(where, settings, parameters, is_async=is_async)
     window_ms = _milliseconds(settings["window"])
     if window_ms is not None and (window_ms <= 0 or not settings["idempotent"]):
         raise Misconfigured(
             field=where, reason="window= is a positive time, and belongs to idempotent=True"
         )
-    if settings["idempotent"]:
+    if settings["same_database"]:
+        _require_same_database(where, settings, parameters, is_async=is_async)
+        receiver = Receiver.SAME_DATABASE
+    elif settings["idempotent"]:
         receiver = Receiver.DEDUPLICATES
     else:
         receiver = Receiver.CAN_BE_ASKED if settings["reconcile"] else Receiver.NEITHER
@@ -493,6 +481,48 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Effect:
         depends_on=_observed(settings["depends_on"], where),
         outcome_of=declared(where, settings),
     )
+
+
+def _require_receiver(
+    where: str,
+    settings: Mapping[str, Any],
+    parameters: Mapping[str, inspect.Parameter],
+    *,
+    is_async: bool,
+) -> None:
+    """Refuses settings about the receiver and the call that contradict each other.
+
+    Raises:
+        Misconfigured: Says which.
+    """
+    if settings["idempotent"] and not {"idempotency_key", "call"} & parameters.keys():
+        raise Misconfigured(
+            field=where,
+            reason="idempotent=True needs a parameter idempotency_key (or call) to send the key",
+        )
+    if isinstance(settings["compare"], str):
+        raise Misconfigured(field=where, reason="compare= is a list of names, not one text")
+    if settings["reconcile"] is not None and not callable(settings["reconcile"]):
+        raise Misconfigured(field=where, reason="reconcile= is a function")
+    if settings["compare"] and settings["reconcile"] is None:
+        raise Misconfigured(field=where, reason="compare= needs reconcile=")
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    unknown = [n for n in settings["compare"] if n not in parameters]
+    if unknown and not open_ended and not callable(settings["inputs"]):
+        raise Misconfigured(field=where, reason=f"compare= names no argument: {unknown[0]!r}")
+    operation = settings["operation_id"]
+    if isinstance(operation, str) and operation not in parameters:
+        raise Misconfigured(field=where, reason=f"operation_id= names no argument: {operation!r}")
+    if inspect.iscoroutinefunction(settings["reconcile"]) and not is_async:
+        raise Misconfigured(
+            field=where, reason="an async reconcile= needs an async function; make both alike"
+        )
+    if settings["lookup"] not in ("strong", "settling"):
+        raise Misconfigured(field=where, reason="lookup is 'strong' or 'settling'")
+    if settings["risk"] not in RISKS:
+        raise Misconfigured(field=where, reason=f"risk is one of {', '.join(RISKS)}")
+    if settings["settling"] is not None and settings["settling"] < 0:
+        raise Misconfigured(field=where, reason="settling must not be negative")
 
 
 def _inverse(where: str, parameters: Mapping[str, Any], declared: Any) -> _Effect | None:
@@ -552,6 +582,32 @@ def _deadline_ms(deadline: Any, where: str) -> int | None:
     if not 0 < seconds <= _DEADLINE_MAX_S:
         raise Misconfigured(field=where, reason="deadline= is more than 0 and at most 100 years")
     return int(seconds * 1_000)
+
+
+def _require_same_database(
+    where: str,
+    settings: Mapping[str, Any],
+    parameters: Mapping[str, inspect.Parameter],
+    *,
+    is_async: bool,
+) -> None:
+    """Refuses what does not go together with one transaction.
+
+    Raises:
+        Misconfigured: Another class is declared as well, or the body cannot take the connection.
+    """
+    reason = None
+    if settings["idempotent"] or settings["reconcile"] is not None:
+        reason = "same_database=True needs neither idempotent= nor reconcile=: it is exactly once"
+    elif "conn" not in parameters:
+        reason = "same_database=True needs a parameter conn, the connection to write through"
+    elif is_async:
+        reason = (
+            "same_database=True takes a plain function, because its connection is synchronous; "
+            "call it in a plain node, or from an async one with await asyncio.to_thread(...)"
+        )
+    if reason is not None:
+        raise Misconfigured(field=where, reason=reason)
 
 
 # --- tools -------------------------------------------------------------------------------------
@@ -736,6 +792,9 @@ def _send(
         given["idempotency_key"] = call.key
     if spec.takes_call:
         given["call"] = call
+    if spec.receiver is Receiver.SAME_DATABASE:
+        done = yield _Flow(_together(spec, at, serde, step, args, given))
+        return done
     outer = _running_call.get()
     _running_call.set(call)
     try:
@@ -768,6 +827,21 @@ def _is_ordinary(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, GraphBubbleUp)
 
 
+def _together(
+    spec: _Effect, at: Here, serde: Serializer, step: flow.Step, args: Any, given: dict[str, Any]
+) -> Callable[[], Any]:
+    """The body and its record in one transaction of the content store."""
+
+    def body(connection: Any) -> Any:
+        run = functools.partial(spec.fn, *args, **given, conn=connection)
+        return _not_awaitable(scope.inside(step.body.slot, run, sends=True)())
+
+    def seen(error: BaseException) -> str:
+        return judged(None, error).seen
+
+    return functools.partial(same_database.run, at.core.ports, at.session, serde, step, body, seen)
+
+
 def _ask(spec: _Effect, at: Here, serde: Serializer, step: flow.Step) -> Any:
     if spec.reconcile is None:
         return Unknown("the effect has no reconcile= any more")
@@ -793,6 +867,7 @@ def _prepare(
         call_id = str(kwargs.pop("call_id"))
     call_id = call_id or _tool_place(tool)
     ours = {"idempotency_key": spec.takes_key, "call": spec.takes_call}
+    ours |= dict.fromkeys(spec.filled_in - ours.keys(), True)
     given = [name for name, taken in ours.items() if taken and name in kwargs]
     if given:
         raise Misuse(

@@ -519,7 +519,7 @@ class EffectBody:
         state: ``started``, ``succeeded``, ``failed``, ``in_doubt``, ``absent``,
             ``needs_review``, ``abandoned`` or ``compensated``.
         attempt: From 1.
-        receiver: Class of the receiver: ``K``, ``L`` or ``N``.
+        receiver: Class of the receiver: ``K``, ``L``, ``N`` or ``S``.
         fingerprint: 32 bytes over the semantic arguments.
         key: Idempotency key sent to the receiver (rule E9).
         namespace: Of the checkpoint the call ran under.

@@ -45,6 +45,7 @@ class Receiver(Enum):
     DEDUPLICATES = "K"
     CAN_BE_ASKED = "L"
     NEITHER = "N"
+    SAME_DATABASE = "S"
 
 
 # --- identity (E4, E9) -------------------------------------------------------------------------
@@ -269,12 +270,19 @@ def decide_call(facts: CallFacts, on_fork: str = "adopt") -> Call:
     than what did, and where the history since is another one, a missing record stops K as well and
     L does not run on "absent".
 
+    Class S (same database) has no start and no intent: its outcome and its rows are one commit, so
+    no record means that nothing happened, also after a restore, which takes both back. It runs,
+    is adopted, or replays; anything open was recorded by another class, or by a body that ended its
+    own transaction, and is refused.
+
     Args:
         facts: What is known.
         on_fork: What an equal record on another branch means: ``adopt`` it, ``execute`` anew, or
             ``refuse``.
     """
     state = facts.state
+    if facts.receiver is Receiver.SAME_DATABASE:
+        facts = replace(facts, lost=False)
     if facts.lost and not facts.intent:
         facts = replace(facts, intent=True)
     if state is None:
@@ -331,6 +339,8 @@ def _decide_missing(facts: CallFacts) -> Call:
 def _decide_open(facts: CallFacts, state: str) -> Call:
     if facts.receiver is Receiver.DEDUPLICATES:
         return _decide_again(facts, state)
+    if facts.receiver is Receiver.SAME_DATABASE:
+        return Call(Verdict.REFUSE, f"recorded as {state}, by another class than it has now")
     if state == "started" and not facts.intent:
         return Call(Verdict.RUN, "started without an intent: never sent")
     if facts.receiver is Receiver.CAN_BE_ASKED:

@@ -20,6 +20,7 @@ import psycopg
 import psycopg_pool
 from psycopg import pq
 from psycopg.adapt import Transformer
+from psycopg.rows import tuple_row
 
 from surefoot.config import Limits
 from surefoot.conninfo import parse_conninfo, shown_address
@@ -32,6 +33,7 @@ from surefoot.errors import (
     OutcomeUnknown,
     StoreUnavailable,
     SurefootError,
+    TransactionEnded,
 )
 from surefoot.ports import Append, FrameRow, Kept, LogRef, StoredValues, ThreadRow
 from surefoot.store import migrate, records
@@ -49,6 +51,8 @@ _AGAIN = frozenset({"40001", "40P01"})
 #: A prepared statement is unknown or known already: something between us and the server shares
 #: sessions and does not keep statements apart.
 _STATEMENT_MIXED_UP = frozenset({"26000", "42P05"})
+#: Savepoint below which a caller's statements run.
+_CALLER = "surefoot_caller"
 _MISSING = frozenset({"42P01", "42703", "3F000"})
 #: A lost server is noticed within a minute also while we wait for an answer.
 _NETWORK = {
@@ -262,6 +266,61 @@ def _shown(conninfo: object) -> str:
     return shown_address(parse_conninfo(conninfo, field="conn_string"))
 
 
+# --- a caller's statements in our transaction -------------------------------------------------
+
+
+class _Undo(Exception):
+    """Unwinds a transaction that shall leave nothing."""
+
+
+class _Stage:
+    """How far a transaction with a caller's statements has come."""
+
+    def __init__(self) -> None:
+        self.raised: BaseException | None = None
+        self.appending = False
+        self.committing = False
+        self.key: int | None = None
+
+    def run(
+        self,
+        connection: psycopg.Connection[Any],
+        work: Callable[[psycopg.Connection[Any]], Append],
+    ) -> Append:
+        """Runs the caller's statements behind a savepoint, which is gone if he ended the block.
+
+        psycopg itself refuses `commit` and `rollback` within a block; text of his own it does not.
+
+        Raises:
+            TransactionEnded: He ended it.
+            _Undo: He raised, and everything is to be taken back.
+        """
+        connection.execute(f"SAVEPOINT {_CALLER}")
+        try:
+            append = work(connection)
+            connection.execute(f"RELEASE SAVEPOINT {_CALLER}")
+            return append
+        except psycopg.Error as error:
+            self._require_savepoint(connection, error)
+            self.raised = error
+        except BaseException as error:  # noqa: BLE001 - raised again as it is, outside of the block
+            self._require_savepoint(connection, error)
+            self.raised = error
+        raise _Undo from None
+
+    @staticmethod
+    def _require_savepoint(connection: psycopg.Connection[Any], error: BaseException) -> None:
+        try:
+            connection.execute(f"ROLLBACK TO SAVEPOINT {_CALLER}")
+        except (
+            psycopg.errors.NoActiveSqlTransaction,
+            psycopg.errors.InvalidSavepointSpecification,
+        ):
+            raise TransactionEnded(reason="by a COMMIT or ROLLBACK in its SQL") from error
+        except psycopg.Error:
+            return  # the connection is gone, and the transaction with it
+
+
 # --- the driver --------------------------------------------------------------------------------
 
 
@@ -395,6 +454,35 @@ class PostgresContentStore:
     def append(self, append: Append) -> int | None:
         """Stores a transaction if the head row is as expected (step P3); see the port."""
         return self._write("append", lambda run: records.append_whole(run, append))
+
+    def append_within(self, work: Callable[[psycopg.Connection[Any]], Append]) -> int | None:
+        """Runs a caller's statements and an append in one transaction; see the port.
+
+        A transaction from begin to commit on one connection, so a pooler in transaction mode does
+        not get between.
+        """
+        stage = _Stage()
+        try:
+            with self._session() as session, self._lent(session.connection) as connection:
+                with connection.transaction():
+                    append = stage.run(connection, work)
+                    stage.appending = True
+                    stage.key = records.append_whole(session, append)
+                    if stage.key is None:
+                        raise _Undo
+                    stage.committing = True
+                return stage.key
+        except _Undo:
+            pass
+        except psycopg.Error as error:
+            if stage.appending and _is_lost(error):
+                raise OutcomeUnknown(what="append_within", reason=_reason(error)) from error
+            if stage.committing:
+                raise  # a deferred constraint of the caller's: rolled back
+            raise self._translation(error) from error
+        if stage.raised is not None:  # as the caller raised it, whatever it is
+            raise stage.raised
+        return None
 
     def collect(self, key: int, kept: Kept) -> bool:
         """Deletes what a published record permits to delete, in one statement (step P6)."""
@@ -547,6 +635,19 @@ class PostgresContentStore:
             # Not `close`, which a pool may have redefined as giving back.
             connection.pgconn.finish()
             pool.putconn(connection)
+
+    @contextmanager
+    def _lent(self, connection: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
+        """The connection as a caller expects one; what he sets on it goes no further."""
+        before = (connection.row_factory, connection.cursor_factory, connection.prepare_threshold)
+        connection.row_factory = tuple_row
+        if self._prepare_threshold is None:  # something between us and the server forgets them
+            connection.prepare_threshold = None
+        try:
+            yield connection
+        finally:
+            connection.row_factory, connection.cursor_factory = before[:2]
+            connection.prepare_threshold = before[2]
 
     # --- running --------------------------------------------------------------------------------
 

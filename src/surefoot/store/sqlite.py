@@ -6,6 +6,7 @@ import json
 import os
 import random
 import sqlite3
+import sys
 import threading
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from surefoot.errors import (
     OutcomeUnknown,
     StoreUnavailable,
     SurefootError,
+    TransactionEnded,
 )
 from surefoot.ports import Append, FrameRow, Kept, LogRef, StoredValues, ThreadRow
 from surefoot.store import migrate, records
@@ -303,16 +305,28 @@ class SqliteContentStore:
     def append(self, append: Append) -> int | None:
         """Stores a transaction if the head row is as expected (step P3); see the port."""
         with self._write("append") as session:
-            key = records.move_head(session, append)
-            if key is None:
-                return None
-            records.insert_frame(session, key, append)
-            session.many("insert_value", [(key, digest, body) for digest, body in append.values])
-            chunks = [(key, chunk.log_id, chunk.ordinal, chunk.body) for chunk in append.chunks]
-            session.many("insert_chunk", chunks)
-            runs = [(key, records.run_digest(append.tenant, run)) for run in append.run_ids]
-            session.many("insert_run", runs)
-        return key
+            return _appended(session, append)
+
+    def append_within(self, work: Callable[[sqlite3.Connection], Append]) -> int | None:
+        """Runs a caller's statements and an append in one write transaction; see the port."""
+        raised: list[BaseException] = []
+        try:
+            with self._write("append_within") as session:
+                try:
+                    with _lent(session.connection) as connection:
+                        append = work(connection)
+                except BaseException as error:  # noqa: BLE001 - raised again, as it is, below
+                    raised.append(error)
+                    raise _Undo from None
+                key = _appended(session, append)
+                if key is None:
+                    raise _Undo
+                return key
+        except _Undo:
+            pass
+        if raised:  # as the caller raised it, whatever it is
+            raise raised[0]
+        return None
 
     def collect(self, key: int, kept: Kept) -> bool:
         """Deletes what a published record permits to delete, in one transaction (step P6)."""
@@ -467,6 +481,58 @@ class SqliteContentStore:
                 return StoreUnavailable(store=self.shown, reason=records.FRAME_EXISTS)
             return ChunkTaken(store=self.shown, reason=records.CHUNK_EXISTS)
         return StoreUnavailable(store=self.shown, reason=f"{name}: {text}")
+
+
+class _Undo(Exception):
+    """Unwinds a transaction that shall leave nothing."""
+
+
+def _appended(session: _Session, append: Append) -> int | None:
+    """The statements of an append, within its transaction."""
+    key = records.move_head(session, append)
+    if key is None:
+        return None
+    records.insert_frame(session, key, append)
+    session.many("insert_value", [(key, digest, body) for digest, body in append.values])
+    chunks = [(key, chunk.log_id, chunk.ordinal, chunk.body) for chunk in append.chunks]
+    session.many("insert_chunk", chunks)
+    runs = [(key, records.run_digest(append.tenant, run)) for run in append.run_ids]
+    session.many("insert_run", runs)
+    return key
+
+
+@contextmanager
+def _lent(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """The connection as a caller expects one, unable to end the transaction or to touch our tables.
+
+    Raises:
+        TransactionEnded: The transaction is over all the same.
+    """
+    connection.text_factory = str
+    connection.set_authorizer(_authorized)
+    try:
+        yield connection
+    finally:
+        # None takes the hook away since Python 3.11; before, it would refuse everything.
+        connection.set_authorizer(None if sys.version_info >= (3, 11) else _anything)
+        connection.text_factory = bytes
+        connection.row_factory = None
+        if not connection.in_transaction:  # INSERT OR ROLLBACK does that, and asks nobody
+            raise TransactionEnded(reason="by a rollback in its SQL")
+
+
+def _authorized(action: int, first: str | None, *_: str | None) -> int:
+    """Decides what a caller may do in our transaction, as SQLite's authorizer."""
+    if action == sqlite3.SQLITE_TRANSACTION:
+        return sqlite3.SQLITE_DENY
+    changes = (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE)
+    if action in changes and (first or "").lower().startswith("surefoot_"):
+        return sqlite3.SQLITE_DENY
+    return sqlite3.SQLITE_OK
+
+
+def _anything(*_: object) -> int:
+    return sqlite3.SQLITE_OK
 
 
 def _device_and_inode(path: Path) -> tuple[int, int] | None:

@@ -70,6 +70,7 @@ T = TypeVar("T")
 WRITES = frozenset(
     {
         "store.append",
+        "store.append_within",
         "store.collect",
         "store.delete_thread",
         "store.discard_frames",
@@ -335,6 +336,10 @@ class FaultyStore:
     def append(self, append: Append) -> int | None:
         """Delegates."""
         return self._call("append", lambda: self.inner.append(append))
+
+    def append_within(self, work: Callable[[Any], Append]) -> int | None:
+        """Delegates."""
+        return self._call("append_within", lambda: self.inner.append_within(work))
 
     def collect(self, key: int, kept: Kept) -> bool:
         """Delegates."""
