@@ -5,6 +5,13 @@ equality is decided over an encoding of our own: every value is tagged and lengt
 maps and sets are sorted by their encoding. A value that went through the serialiser and back
 has the same fingerprint: tuples count as lists, enumerations as their values, byte arrays as
 bytes.
+
+Of a langchain message everything counts except what is made anew when a model says the same thing
+again: its own id, the ids of its tool calls (also the one that a tool's message answers), and
+what is told of how the answer was made (``response_metadata``, ``usage_metadata``). What might mean
+something stays, extra keys of providers included: a conflict that nobody expected is seen, and an
+old result for another request is not. Fields that are empty do not count, so that a release of
+langchain that adds one changes nothing.
 """
 
 from __future__ import annotations
@@ -86,6 +93,10 @@ def _encode(value: Any, path: str, effect: str, depth: int) -> bytes:
     if isinstance(value, Set):
         parts = sorted(_encode(v, f"{path}{{}}", effect, depth + 1) for v in value)
         return _frame(b"S", b"".join(parts))
+    if _is_message(value):
+        fields = _message(value)
+        kind = str(fields.pop("type", "")).encode()
+        return _frame(b"G", _frame(b"N", kind) + _map(fields, path, effect, depth, b"M"))
     fields = _fields(value)
     if fields is not None:
         kind = f"{type(value).__module__}.{type(value).__qualname__}".encode()
@@ -102,6 +113,57 @@ def _map(value: Mapping[Any, Any], path: str, effect: str, depth: int, tag: byte
         for key, item in value.items()
     )
     return _frame(tag, b"".join(k + v for k, v in pairs))
+
+
+# --- messages of langchain, which this room does not import ------------------------------------
+
+#: Made anew by every call of a model, or by the reducer that takes the message.
+_MINTED = frozenset({"id", "tool_call_id", "response_metadata", "usage_metadata"})
+_CALLS = frozenset({"tool_calls", "invalid_tool_calls", "tool_call_chunks"})
+#: Blocks of content whose ``id`` names this saying of it; that of a file names the file.
+_SAID = frozenset({"text", "reasoning", "thinking", "tool_use", "tool_call", "function_call"})
+
+
+def _is_message(value: Any) -> bool:
+    return any(
+        cls.__name__ == "BaseMessage" and cls.__module__.startswith("langchain_core.")
+        for cls in type(value).__mro__
+    )
+
+
+def _message(value: Any) -> dict[str, Any]:
+    """Semantic fields of a message; ``type`` says which kind it is, wherever its class lives."""
+    fields = dict(_fields(value) or {})
+    if fields.get("type") != "remove":  # that one is nothing but the id that it names
+        fields = {name: item for name, item in fields.items() if name not in _MINTED}
+    for name in _CALLS & fields.keys():
+        fields[name] = [_without_ids(call) for call in fields[name] or ()]
+    extra = fields.get("additional_kwargs")
+    if isinstance(extra, Mapping) and fields.get("tool_calls"):
+        # Some providers leave the calls there as well, unparsed and with their ids.
+        fields["additional_kwargs"] = {k: v for k, v in extra.items() if k != "tool_calls"}
+    content = fields.get("content")
+    if isinstance(content, list):
+        fields["content"] = [
+            _without_ids(part) if isinstance(part, Mapping) and part.get("type") in _SAID else part
+            for part in content
+        ]
+    if not type(value).__module__.startswith("langchain_core."):
+        fields["type"] = f"{type(value).__module__}.{type(value).__qualname__}"
+    return {name: item for name, item in fields.items() if name == "content" or not _is_empty(item)}
+
+
+def _without_ids(part: Any) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    return {name: item for name, item in part.items() if name not in ("id", "call_id")}
+
+
+def _is_empty(item: Any) -> bool:
+    return item is None or item is False or (isinstance(item, (str, list, dict)) and not item)
+
+
+# --- objects with fields -----------------------------------------------------------------------
 
 
 def _fields(value: Any) -> Mapping[str, Any] | None:
