@@ -1,14 +1,19 @@
 """A payment agent that can be killed at any moment: run it, kill it, run it again.
 
-    python examples/payment.py
+    python examples/payment.py --die    # killed when the service has charged and nothing says so
+    python examples/payment.py          # asks the service, and goes on: one charge
 
-It talks to the payment service of the demo, which it starts itself, and keeps its stores in the
-folder `payment-example` of the working directory.
+The service can be asked for a charge by our key (class L); payment_keyed.py shows one that
+deduplicates on it. It talks to the payment service of the demo, which it starts itself, and keeps
+its stores in the folder `payment-example` of the working directory.
 """
 
 from __future__ import annotations
 
 import operator
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -38,7 +43,10 @@ def agent(url: str) -> StateGraph[Any, Any, Any, Any]:
 
     @effect(reconcile=lookup, compare=["amount", "currency"])
     def charge(invoice: str, amount: int, currency: str, *, idempotency_key: str) -> dict[str, Any]:
-        return post_charge(url, "lookup", invoice, amount, currency, idempotency_key)
+        charged = post_charge(url, "lookup", invoice, amount, currency, idempotency_key)
+        if "--die" in sys.argv:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return charged
 
     def check(state: State) -> dict[str, Any]:
         return {"log": [f"{state['invoice']} is within budget"]}
@@ -74,7 +82,7 @@ def main() -> None:
         saver.setup()
         graph = agent(service.url).compile(checkpointer=saver)
         state = graph.get_state(config)
-        if state.next:  # an earlier process was killed: go on where it stopped
+        if state.tasks:  # an earlier process was killed: go on where it stopped
             final = graph.invoke(None, config)
         elif state.values:  # an earlier process finished; another input would be another payment
             final = state.values

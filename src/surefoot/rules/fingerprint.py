@@ -94,9 +94,9 @@ def _encode(value: Any, path: str, effect: str, depth: int) -> bytes:
         parts = sorted(_encode(v, f"{path}{{}}", effect, depth + 1) for v in value)
         return _frame(b"S", b"".join(parts))
     if _is_message(value):
-        fields = _message(value)
-        kind = str(fields.pop("type", "")).encode()
-        return _frame(b"G", _frame(b"N", kind) + _map(fields, path, effect, depth, b"M"))
+        said = _message(value)
+        kind = str(said.pop("type", "")).encode()
+        return _frame(b"G", _frame(b"N", kind) + _map(said, path, effect, depth, b"M"))
     fields = _fields(value)
     if fields is not None:
         kind = f"{type(value).__module__}.{type(value).__qualname__}".encode()
