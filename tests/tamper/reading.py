@@ -22,6 +22,7 @@ from surefoot.flows.chain import Chain
 from surefoot.flows.load import loader_for
 from surefoot.flows.views import viewing
 from surefoot.rules.envelope import Kind
+from surefoot.rules.events import OURS
 
 __all__ = ["Needs", "Question", "Reader", "Refusal", "Thread"]
 
@@ -111,6 +112,8 @@ class Reader:
         ask = [Question("list", thread, lambda: [*saver.list(at(thread[1], namespace=None))])]
         if _effects(saver, thread[1]):
             ask.append(Question("effects", thread, lambda: _effects(saver, thread[1])))
+        if _tells(saver, thread[1]):
+            ask.append(Question("events", thread, lambda: saver.events(thread[1])))
         self.whole[thread] = ask
         self.walks[thread] = Question("walk", thread, lambda: _walk(saver, thread[1]))
         self.other[thread] = self._others(thread, saver)
@@ -251,6 +254,11 @@ def _looking(saver: SurefootSaver) -> Any:
     return desk_graph(saver, Desk())
 
 
+def _tells(saver: SurefootSaver, thread: str) -> bool:
+    """Whether a thread's trail holds facts of a user's own."""
+    return any(not event.kind.startswith(OURS) for event in saver.events(thread))
+
+
 def _effects(saver: SurefootSaver, thread: str) -> list[Any]:
     """Effects of a thread with their values, as a run that replays them reads them."""
 
@@ -293,6 +301,8 @@ def _needs(saver: SurefootSaver, thread: str) -> Needs:
     try:
         list(saver.list(at(thread, namespace=None)))
         _effects(saver, thread)
+        if _tells(saver, thread):
+            saver.events(thread)
     finally:
         del store.read_values
     viewing(saver.core.ports, thread, walk)

@@ -202,6 +202,8 @@ def _values(saver: SurefootSaver, thread: str) -> None:
     saver.put_writes(at(thread, "c1"), [("__interrupt__", ["sure?"])], "task-2", "~b")
     saver.put_writes(at(thread, "c1"), [("__error__", "first")], "task-3", "~c")
     saver.put_writes(at(thread, "c2"), [("small", "early" * 200)], "task-4", "~d")
+    saver.record(thread, "guardrail.tripped", {"why": "amount"})
+    saver.record(thread, "transcript", {"noise": noise.hex()}, schema=2)
     _put(saver, thread, "c2", "c1", 1, small=bytearray(b"22"), m=[*messages, *messages])
     _put(saver, thread, "c2b", "c1", 1, small="a branch", packed="abc" * 400)
 
