@@ -11,7 +11,7 @@ DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fuzz campaign-kill campaign-model campaign-mutants campaign-advisories external-agmi campaign-tamper campaign-faults campaign-failover clean FORCE
+.PHONY: help demo test lint fuzz campaign-kill campaign-crash campaign-model campaign-mutants campaign-advisories external-agmi campaign-tamper campaign-faults campaign-failover clean FORCE
 
 # A copied or moved checkout must not run the sources of the place it came from.
 moved = $(if $(wildcard $(1)),$(if $(filter-out $(shell cat $(1)),$(CURDIR)),FORCE))
@@ -48,6 +48,9 @@ fuzz: $(DEV) ## fuzz all decoders with atheris for two minutes (ARGS="-max_total
 
 campaign-kill: $(DEV) ## SIGKILL 2,000 real processes at printed barriers (FULL=1: 20,000, hours)
 	@SUREFOOT_KILLS=$(if $(FULL),20000,2000) $(PY) -m pytest -m kill -v -rP $(ARGS)
+
+campaign-crash: $(DEV) ## a simulated crash at every boundary of every graph, twice in order too (hours)
+	@SUREFOOT_CRASHES=all $(PY) -m pytest tests/crash/test_enumerator.py -v --timeout 7200 $(ARGS)
 
 campaign-model: $(DEV) ## explore 25 million states of the protocol (JSON=path writes a report)
 	@JSON="$(JSON)" $(PY) -m tests.model.campaign $(ARGS)

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import random
 import threading
 import uuid
 from collections import Counter
@@ -16,35 +16,47 @@ from functools import cache
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from tests.crash.shapes import by_name
 from tests.crash.stores import Place
-from tests.crash.workloads import DONE, WORKLOADS, Pay, Workload, invoke, next_input
+from tests.crash.workloads import Pay, Stumble, Workload, make, shown
 
 from surefoot import SurefootSaver
 from surefoot.errors import EffectInDoubt, SurefootError
 from surefoot.rules.intents import unpack_intents
 from surefoot.testing.faults import Died, Fault, Plan, bury, with_faults
 
-__all__ = ["Case", "Report", "explore", "trace_of"]
+__all__ = ["Case", "Report", "explore", "explore_twice", "trace_of"]
 
-_RUNS_MAX = 6
+_RUNS_MAX = 9
 
 
 @dataclass(frozen=True)
 class Case:
-    """A workload on a backend, in one durability mode and one colour."""
+    """A workload on a backend, in one durability mode, one colour and one form of effects."""
 
     workload: str
     place: Place
     durability: str
     is_async: bool
+    form: str = "function"
 
     def __str__(self) -> str:
         colour = "ainvoke" if self.is_async else "invoke"
-        return f"{self.workload} {self.place.backend} {self.durability} {colour}"
+        return f"{self.workload} {self.form} {self.place.backend} {self.durability} {colour}"
 
     @property
     def spec(self) -> Workload:
-        return next(w for w in WORKLOADS if w.name == self.workload)
+        return by_name(self.workload)
+
+    @property
+    def sequential(self) -> bool:
+        """No two effects at the same time; the calls of one message run at the same time."""
+        return self.spec.sequential and self.form != "tool"
+
+    def compile(self, receiver: Any, thread: str, saver: SurefootSaver) -> Any:
+        """The graph of one process."""
+        pay = Pay(receiver, thread, is_async=self.is_async, form=self.form)
+        return self.spec.compile(pay, saver)
 
 
 @dataclass
@@ -56,12 +68,14 @@ class Report:
         ended: How each run ended: ``done`` or the name of an error.
         problems: What did not hold.
         trace: Boundaries of the first process.
+        resumed: Boundaries of the second one.
     """
 
     hit: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
+    resumed: list[str] = field(default_factory=list)
 
     @property
     def in_doubt(self) -> bool:
@@ -134,8 +148,7 @@ def console(place: Place) -> SurefootSaver:
 @cache
 def onlooker(case: Case) -> Any:
     """The graph on the saver that only looks; its effects are never called."""
-    pay = Pay(World(), "nobody", is_async=case.is_async)
-    return case.spec.build(pay).compile(checkpointer=console(case.place))
+    return case.compile(World(), "nobody", console(case.place))
 
 
 class Process:
@@ -147,28 +160,32 @@ class Process:
         self.case, self.thread = case, thread
         self.plan = Plan({**(faults or {})})
         self.saver = with_faults(case.place.open(), self.plan)
-        pay = Pay(Door(world, self.plan), thread, is_async=case.is_async)
-        self.graph = case.spec.build(pay).compile(checkpointer=self.saver)
-        self.config: RunnableConfig = {"configurable": {"thread_id": thread}}
+        self.graph = case.compile(Door(world, self.plan), thread, self.saver)
+        self.config: RunnableConfig = {
+            **case.spec.config,  # type: ignore[typeddict-item]
+            "configurable": {"thread_id": thread},
+        }
         self.values: dict[str, Any] = {}
 
     def run(self) -> BaseException | None:
         """Runs until nothing is left to do, or until the first error."""
         for _ in range(_RUNS_MAX):
-            snapshot = onlooker(self.case).get_state(self.config)
-            given = next_input(snapshot)
-            if given is DONE:
-                self.values = snapshot.values
+            looking = onlooker(self.case)
+            move = self.case.spec.next_move(looking, self.config)
+            if move is None:
+                self.values = looking.get_state(self.config).values
                 return None
             self.plan.note("invoke")
             try:
-                invoke(
+                make(
+                    move,
                     self.graph,
-                    given,
                     self.config,
                     durability=self.case.durability,
                     is_async=self.case.is_async,
                 )
+            except Stumble:
+                pass
             except (Died, Exception) as error:
                 if not self.plan.dead:
                     self.plan.note("raised")
@@ -201,6 +218,17 @@ def trace_of(case: Case) -> list[str]:
     if report.problems:
         raise AssertionError(f"{case}: {report.problems}")
     return [name for name in report.trace if "#" in name]
+
+
+def explore_twice(case: Case, first: str, seed: str) -> Report:
+    """Dies at a boundary, and a second time at a seeded one of those that its resume came to."""
+    once = explore(case, {first: Fault.DIE})
+    if once.problems:
+        return once
+    names = [name for name in once.resumed if "#" in name]
+    if not names:
+        return once
+    return explore(case, {first: Fault.DIE}, {random.Random(seed).choice(names): Fault.DIE})
 
 
 def explore(
@@ -245,6 +273,7 @@ def _explore(case: Case, first: dict[str, Fault], second: dict[str, Fault], repo
         if not process.plan.dead and not isinstance(error, Died):
             break
     report.trace = plans[0].trace
+    report.resumed = plans[1].trace if len(plans) > 1 else []
     report.hit = [name for plan in plans for name in plan.hit]
     if plans[0].hit != [*first]:
         report.problems.append(f"meant {[*first]}, hit {plans[0].hit}")
@@ -271,7 +300,7 @@ def _judge_error(error: BaseException | None, plan: Plan, report: Report) -> Non
 
 def _judge_no_effect_after_failure(case: Case, plan: Plan, report: Report) -> None:
     """After a save that failed, no effect starts in that run (rule E10)."""
-    if not case.spec.sequential or not plan.hit or plan.dead:
+    if not case.sequential or not plan.hit or plan.dead:
         return
     at = plan.trace.index(plan.hit[0])
     rest = plan.trace[at + 1 :]
@@ -319,7 +348,7 @@ def _final(case: Case, thread: str, values: Mapping[str, Any]) -> str:
     """Values and steps of the history, without the thread's name."""
     config: RunnableConfig = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
     steps = [found.metadata.get("step") for found in console(case.place).list(config)]
-    return json.dumps([values, steps], sort_keys=True).replace(thread, "THREAD")
+    return shown(values, steps, thread)
 
 
 @cache

@@ -1,6 +1,6 @@
 """Real processes, real SIGKILLs, a real payment service, and a resume in another process.
 
-``SUREFOOT_KILLS`` sets how many processes are killed (200 by default). Each kill is seeded, and
+``SUREFOOT_KILLS`` sets how many processes are killed (300 by default). Each kill is seeded, and
 each proves that it hit its window: the worker prints a barrier line and waits there for its end,
 or the service announces that it holds the worker's request. The total is asserted.
 """
@@ -18,13 +18,14 @@ from typing import Any
 
 import pytest
 from tests.crash.nursery import NotReached, Nursery
+from tests.crash.shapes import MATRIX
 from tests.crash.stores import BACKENDS, place
 from tests.crash.worker import Order
-from tests.crash.workloads import WORKLOADS, Workload
+from tests.crash.workloads import Workload
 
 from surefoot.demo.payments_client import PaymentService
 
-KILLS = int(os.environ.get("SUREFOOT_KILLS", "200"))
+KILLS = int(os.environ.get("SUREFOOT_KILLS", "300"))
 SIDE_BY_SIDE = max(2, (os.cpu_count() or 2) + 1)
 #: Every resume comes to these, so a second kill there is certain to hit.
 SECOND = (
@@ -46,6 +47,7 @@ class Kill:
         backend: On which stores.
         durability: LangGraph's.
         is_async: Colour.
+        form: In which effects are called.
         where: A boundary, or how the service holds a request of the worker.
         what: Which payment is held.
         again: Boundary at which the resuming process is killed as well.
@@ -55,6 +57,7 @@ class Kill:
     backend: str
     durability: str
     is_async: bool
+    form: str
     where: str
     what: str | None
     again: str | None
@@ -66,7 +69,7 @@ class Killer:
     def __init__(self, nursery: Nursery, service: PaymentService) -> None:
         self.nursery = nursery
         self.service = service
-        self._outcomes: dict[tuple[str, str, bool], tuple[Sequence[str], str]] = {}
+        self._outcomes: dict[tuple[object, ...], tuple[Sequence[str], str]] = {}
         self._lock = threading.Lock()
 
     def order(self, workload: str, backend: str, **more: Any) -> Order:
@@ -76,13 +79,20 @@ class Killer:
         return Order(place=asdict(place(backend)), url=self.service.url, **given)
 
     def uninterrupted(
-        self, workload: str, backend: str, is_async: bool
+        self,
+        workload: str,
+        backend: str,
+        is_async: bool,
+        form: str = "function",
+        durability: str = "sync",
     ) -> tuple[Sequence[str], str]:
         """Boundaries and outcome of a run that nobody kills."""
-        case = (workload, backend, is_async)
+        case = (workload, backend, is_async, form, durability)
         with self._lock:
             if case not in self._outcomes:
-                order = self.order(workload, backend, is_async=is_async)
+                order = self.order(
+                    workload, backend, is_async=is_async, form=form, durability=durability
+                )
                 said = self.nursery.fork(order).finish()
                 assert "RAISED" not in said, said
                 trace = [name for name in said["TRACE"] if "#" in name]
@@ -112,6 +122,7 @@ class Killer:
             kill.backend,
             durability=kill.durability,
             is_async=kill.is_async,
+            form=kill.form,
             stops=(kill.where,) if kill.what is None else (),
         )
         if kill.what is None:
@@ -132,7 +143,9 @@ class Killer:
             else:
                 child.finish()
         said = self.nursery.fork(later).finish()
-        _, outcome = self.uninterrupted(spec.name, kill.backend, kill.is_async)
+        _, outcome = self.uninterrupted(
+            spec.name, kill.backend, kill.is_async, kill.form, trace_mode(kill.durability)
+        )
         self.judge(spec, first.thread, said, outcome)
         return hits
 
@@ -175,6 +188,11 @@ def killer(nursery: Nursery, service: PaymentService) -> Killer:
     return Killer(nursery, service)
 
 
+def trace_mode(durability: str) -> str:
+    """The mode whose boundaries stand for this one's: ``async`` comes to those of ``sync``."""
+    return "exit" if durability == "exit" else "sync"
+
+
 def resumable(trace: Sequence[str]) -> Sequence[str]:
     """Boundaries at which a run cannot end behind the back of the thread that is stopped there."""
     last = max(n for n, name in enumerate(trace) if name.startswith("marks.publish.before#"))
@@ -186,24 +204,16 @@ def planned(killer: Killer, backend: str, count: int) -> list[Kill]:
     chance = random.Random(f"{backend} {count}")
     kills = []
     for _ in range(count):
-        spec = chance.choice(WORKLOADS)
+        spec = chance.choice(MATRIX)
+        form = chance.choice(spec.forms)
         is_async = chance.random() < 0.5
-        trace, _ = killer.uninterrupted(spec.name, backend, is_async)
+        durability = chance.choice(spec.durabilities or ("sync", "async"))
+        trace, _ = killer.uninterrupted(spec.name, backend, is_async, form, trace_mode(durability))
         held = chance.random() < 0.2
         what = chance.choice([what for _, what in spec.charges]) if held else None
         again = chance.choice(SECOND) if chance.random() < 0.15 else None
         where = chance.choice(HELD) if held else chance.choice(resumable(trace) if again else trace)
-        kills.append(
-            Kill(
-                spec,
-                backend,
-                chance.choice(["sync", "async"]),
-                is_async,
-                where,
-                what,
-                again,
-            )
-        )
+        kills.append(Kill(spec, backend, durability, is_async, form, where, what, again))
     return kills
 
 

@@ -27,8 +27,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.crash.shapes import MATRIX
 from tests.crash.stores import Place
-from tests.crash.workloads import DONE, FAILING, WORKLOADS, Pay, invoke, next_input
+from tests.crash.workloads import FAILING, Move, Pay, Stumble, make, shown
 
 from surefoot import ResumePolicy, SurefootSaver
 from surefoot.demo import payments_client
@@ -64,6 +65,7 @@ class Order:
         wait: Wait for a line on standard input after this many invocations.
         settling: Of the lookup, in seconds.
         fail: The workload's failing branch fails.
+        form: In which effects are called.
     """
 
     place: Mapping[str, str]
@@ -80,6 +82,7 @@ class Order:
     wait: int | None = None
     settling: float = 0.25
     fail: bool = False
+    form: str = "function"
 
 
 class Shop:
@@ -190,22 +193,28 @@ def work(order: Order) -> None:
     if place.backend == "sqlite":
         _inside_transactions(plan)
     saver = _opened(place, order, plan)
-    spec = next(w for w in (*WORKLOADS, FAILING) if w.name == order.workload)
-    pay = Pay(Shop(order.url, plan), order.thread, is_async=order.is_async, settling=order.settling)
+    spec = next(w for w in (*MATRIX, FAILING) if w.name == order.workload)
+    pay = Pay(
+        Shop(order.url, plan),
+        order.thread,
+        is_async=order.is_async,
+        settling=order.settling,
+        form=order.form,
+    )
     if order.fail:
         pay.before_failing = _gate.wait
-    graph = spec.build(pay).compile(checkpointer=saver)
-    looking = spec.build(pay).compile(checkpointer=place.open())
-    config = {"configurable": {"thread_id": order.thread}}
+    graph = spec.compile(pay, saver)
+    looking = spec.compile(pay, place.open())
+    config = {**spec.config, "configurable": {"thread_id": order.thread}}
     inputs = None if order.inputs is None else list(order.inputs)
     for number in range(1, order.runs + 1):
-        given = next_input(looking.get_state(config)) if inputs is None else inputs.pop(0)
-        if given is DONE:
+        move = spec.next_move(looking, config) if inputs is None else Move(inputs.pop(0))
+        if move is None:
             break
         try:
-            values = invoke(
-                graph, given, config, durability=order.durability, is_async=order.is_async
-            )
+            values = make(move, graph, config, durability=order.durability, is_async=order.is_async)
+        except Stumble:
+            continue
         except Exception as error:
             say("RAISED", _error(error, saver, order.thread))
             break
@@ -225,7 +234,7 @@ def work(order: Order) -> None:
     if history and not history[0].tasks:
         say(
             "DONE",
-            json.dumps([history[0].values, steps], sort_keys=True).replace(order.thread, "T"),
+            shown(history[0].values, steps, order.thread),
         )
 
 
