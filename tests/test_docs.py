@@ -17,6 +17,17 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), ROOT / "CONTRIBUTING.md"])
 assert surefoot.rules.fingerprint  # defines an error of its own
 
+#: What each example prints, among other lines.
+EXAMPLES = {
+    "payment.py": ["charges at the service: 1"],
+    "payment_keyed.py": ["charges at the service: 1"],
+    "kill_test.py": [
+        "careless: 'INV-771' happened 2 times instead of 1",
+        "half_repaired: 'mail' happened 2 times instead of 1",
+        "repaired: the same end, wherever it died",
+    ],
+}
+
 
 def every_error(cls: type[errors.SurefootError]) -> list[type[errors.SurefootError]]:
     found = [sub for sub in cls.__subclasses__() if sub.__module__.startswith("surefoot.")]
@@ -73,11 +84,12 @@ def test_every_claim_about_an_attacker_names_a_test_that_exists() -> None:
         assert verdict == "can" or "test_" in proof, f"no test for: cannot {claim}"
 
 
-@pytest.mark.parametrize("example", sorted(ROOT.glob("examples/payment*.py")), ids=lambda p: p.name)
-def test_examples_run_and_run_again(example: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("example", sorted(EXAMPLES))
+def test_examples_run_and_run_again(example: str, tmp_path: Path) -> None:
+    """Those that take no arguments; the others are run in test_examples.py and beside their tests."""
     outputs = [
         subprocess.run(
-            [sys.executable, str(example)],
+            [sys.executable, str(ROOT / "examples" / example)],
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -87,7 +99,15 @@ def test_examples_run_and_run_again(example: Path, tmp_path: Path) -> None:
         for _ in range(2)
     ]
     assert outputs[0] == outputs[1]
-    assert "charges at the service: 1" in outputs[1]
+    for line in EXAMPLES[example]:
+        assert line in outputs[1].splitlines()
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    tests = [*ROOT.glob("tests/*.py"), *ROOT.glob("tests/*/*.py")]
+    text = "".join(path.read_text(encoding="utf-8") for path in tests)
+    for example in ROOT.glob("examples/*.py"):
+        assert example.name in text or f'"{example.stem}"' in text, f"no test runs {example.name}"
 
 
 def runnable_blocks() -> list[tuple[str, str]]:
@@ -148,3 +168,12 @@ def test_the_page_of_the_audit_trail_names_every_event() -> None:
     assert listed.keys() == wanted.keys()
     for name, bearing in wanted.items():
         assert listed[name] == ("yes" if bearing is Bearing.STATE else "no"), name
+
+
+def test_the_page_about_testing_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs/testing.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 1
+    script = tmp_path / "testing.py"
+    script.write_text(blocks[0], encoding="utf-8")
+    subprocess.run([sys.executable, str(script)], check=True, timeout=120)

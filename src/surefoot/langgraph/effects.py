@@ -76,9 +76,10 @@ class _Flow:
 
 @dataclass(slots=True)
 class _User:
-    """Run user code: the body or a hook."""
+    """Run user code: the body or a hook; ``call`` names it."""
 
     run: Callable[[], Any]
+    call: str
 
 
 @dataclass(slots=True)
@@ -727,7 +728,8 @@ def _asked(
     while step.asks:
         left_ms = flow.settle_left_ms(at.core.ports, step)
         try:
-            answer = yield _User(functools.partial(_ask, spec, at, serde, step))
+            asked = functools.partial(_ask, spec, at, serde, step)
+            answer = yield _User(asked, f"lookup.{spec.name}")
         except Exception as error:  # noqa: BLE001 - a lookup that fails proves nothing
             answer = error
         except BaseException:
@@ -799,7 +801,8 @@ def _send(
     _running_call.set(call)
     try:
         body = functools.partial(spec.fn, *args, **given)
-        result = yield _User(scope.inside(step.body.slot, body, sends=True))
+        inside = scope.inside(step.body.slot, body, sends=True)
+        result = yield _User(inside, f"effect.{spec.name}")
     except BaseException as error:
         seen = judged(spec.outcome_of, error)
         proven = seen.not_sent or isinstance(error, _NeverRan)
@@ -924,7 +927,8 @@ def _act(at: Here, wanted: _Flow | _User | _Published | _Pause) -> Any:
     if isinstance(wanted, _Flow):
         return wanted.run()
     if isinstance(wanted, _User):
-        return _not_awaitable(wanted.run())
+        with at.core.crossing(wanted.call):
+            return _not_awaitable(wanted.run())
     if isinstance(wanted, _Published):
         return at.session.wait_change(wanted.timeout_ms / 1000, wanted.until)
     at.core.ports.host.pause(wanted.milliseconds)
@@ -991,8 +995,9 @@ async def _act_async(at: Here, wanted: _Flow | _User | _Published | _Pause) -> A
     if isinstance(wanted, _Flow):
         return await at.core.offload.run(wanted.run)
     if isinstance(wanted, _User):
-        value = wanted.run()
-        return await value if inspect.isawaitable(value) else value
+        with at.core.crossing(wanted.call):
+            value = wanted.run()
+            return await value if inspect.isawaitable(value) else value
     if isinstance(wanted, _Published):
         return await _published(at, wanted)
     await asyncio.sleep(wanted.milliseconds / 1000)

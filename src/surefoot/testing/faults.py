@@ -28,7 +28,8 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from typing import IO, Any, TypeVar
@@ -157,6 +158,18 @@ class Plan:
             StoreUnavailable: As planned.
             OutcomeUnknown: As planned.
         """
+        with self.crossing(call):
+            return work()
+
+    @contextmanager
+    def crossing(self, call: str) -> Iterator[None]:
+        """The same around a block, which may await.
+
+        Raises:
+            Died: The process is dead.
+            StoreUnavailable: As planned.
+            OutcomeUnknown: As planned.
+        """
         with self._quiet:
             name, fault = self._reach(call, "before")
             if fault is None:
@@ -167,7 +180,7 @@ class Plan:
                 self._check_alive()
                 self._calls += 1
         try:
-            result = work()
+            yield
         finally:
             with self._quiet:
                 self._calls -= 1
@@ -176,7 +189,6 @@ class Plan:
             name, fault = self._reach(call, "after")
         if fault is not None:
             self._happen(name, fault)
-        return result
 
     def note(self, event: str) -> None:
         """Puts an event of the test's own into the trace; no fault happens at it."""
@@ -521,11 +533,19 @@ class FaultyHost:
         self._inner.pause(milliseconds)
 
 
-def with_faults(saver: SurefootSaver, plan: Plan) -> SurefootSaver:
+def with_faults(
+    saver: SurefootSaver, plan: Plan, *, bodies: bool = False, real_process: bool = False
+) -> SurefootSaver:
     """Puts a plan between a saver and its stores; the saver becomes a process of its own.
 
     Use it before the saver's first run. When the process dies, whoever waits in it is woken,
     and meets the death at its next call.
+
+    Args:
+        saver: Whose calls become boundaries.
+        plan: What happens at them.
+        bodies: Also around the bodies (``effect.NAME``) and lookups (``lookup.NAME``) of effects.
+        real_process: It is this process that dies, so it shows itself as what it is.
 
     Returns:
         The same saver.
@@ -535,8 +555,10 @@ def with_faults(saver: SurefootSaver, plan: Plan) -> SurefootSaver:
         core.ports,
         store=FaultyStore(core.ports.store, plan),
         marks=FaultyHighWater(core.ports.marks, plan),
-        host=FaultyHost(core.ports.host, plan),
+        host=core.ports.host if real_process else FaultyHost(core.ports.host, plan),
     )
+    if bodies:
+        core.crossing = plan.crossing
 
     def wake_all() -> None:
         error: SurefootError = StoreUnavailable(store="this process", reason="it died, as planned")
