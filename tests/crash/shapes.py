@@ -20,6 +20,7 @@ from tests.crash.workloads import (
     Move,
     Pay,
     State,
+    Stumble,
     Workload,
     go_on,
     note,
@@ -229,7 +230,84 @@ def at_exit(pay: Pay) -> Graph:
     return graph
 
 
+def forked(pay: Pay) -> Graph:
+    """A chain that pays; when it is done, it is played again from before its first payment."""
+    graph = StateGraph(State)
+    steps = {
+        "think": note("thought"),
+        "first": pay.node(("K", "first")),
+        "second": pay.node(("L", "second")),
+        "third": pay.node(("N", "third")),
+        "tell": note("told"),
+    }
+    before = START
+    for name, node in steps.items():
+        graph.add_node(name, node)
+        graph.add_edge(before, name)
+        before = name
+    graph.add_edge(before, END)
+    return graph
+
+
+def again_from_first(graph: Any, config: Any) -> Move | None:
+    """Goes back once, as soon as the graph is done for the first time."""
+    snapshot = graph.get_state(config)
+    if snapshot.tasks or snapshot.config["configurable"].get("checkpoint_id") is None:
+        return go_on(graph, config)
+    history = list(graph.get_state_history(config))
+    if sum(not found.tasks for found in history) == 2:
+        return None
+    before = next(found for found in history if found.next == ("first",))
+    return Move(at=before.config["configurable"]["checkpoint_id"])
+
+
+def unfolded(pay: Pay) -> Graph:
+    """Three branches pay, the last one fails; then new input comes and all of them run again."""
+    graph = StateGraph(State)
+
+    def fail(state: State) -> State:
+        if "again" not in state["notes"]:
+            raise Stumble("until there is other input")
+        return {"notes": ["did not fail"]}
+
+    # By name, and one after the other: the others have paid before the last one fails.
+    for name, kind in (("a", "K"), ("b", "L"), ("c", "N")):
+        graph.add_node(name, pay.node((kind, name)))
+        graph.add_edge(START, name)
+        graph.add_edge(name, "join")
+    graph.add_node("d", fail)
+    graph.add_edge(START, "d")
+    graph.add_edge("d", "join")
+    graph.add_node("join", note("joined"))
+    graph.add_edge("join", END)
+    return graph
+
+
+def new_input_after_failure(graph: Any, config: Any) -> Move | None:
+    """Says something else, instead of going on, when a branch has failed."""
+    snapshot = graph.get_state(config)
+    failed = any(task.error is not None for task in snapshot.tasks)
+    if failed and "again" not in snapshot.values["notes"]:
+        return Move({"notes": ["again"]})
+    return go_on(graph, config)
+
+
 SHAPES: Sequence[Workload] = (
+    Workload(
+        "fork",
+        forked,
+        {("K", "first"): 1, ("L", "second"): 1, ("N", "third"): 1},
+        forms=ALL_FORMS,
+        next_move=again_from_first,
+    ),
+    Workload(
+        "unfolded",
+        unfolded,
+        {("K", "a"): 1, ("L", "b"): 1, ("N", "c"): 1},
+        forms=INLINE_FORMS,
+        next_move=new_input_after_failure,
+        config={"max_concurrency": 1},
+    ),
     Workload(
         "wide",
         wide,

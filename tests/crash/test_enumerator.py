@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
-from tests.crash.explore import Case, Report, explore, explore_twice, trace_of
+from tests.crash.explore import Case, Report, explore, explore_surely, explore_twice, trace_of
 from tests.crash.shapes import MATRIX
 from tests.crash.stores import place
 from tests.crash.workloads import WORKLOADS
@@ -199,6 +199,16 @@ def share(names: Sequence[str], count: int, seed: str) -> list[str]:
     return [name for n, name in enumerate(names) if n in chosen]
 
 
+def require_none(cell: Case, reports: Sequence[Report]) -> None:
+    """Fails with everything that did not hold."""
+    problems = [
+        f"{report.hit}, ended {report.ended}: {problem}"
+        for report in reports
+        for problem in report.problems
+    ]
+    assert not problems, f"{cell}:\n" + "\n".join(problems)
+
+
 @pytest.mark.timeout(3600 if ALL else 120)
 @pytest.mark.parametrize("cell", matrix(), indirect=True)
 def test_the_matrix(cell: Case, explorers: ProcessPoolExecutor) -> None:
@@ -207,16 +217,16 @@ def test_the_matrix(cell: Case, explorers: ProcessPoolExecutor) -> None:
     trace = trace_of(cell)
     written = [n for n in trace if n.split(".after#")[0] in WRITES]
     asked = [n for n in trace if ".before#" in n and not n.startswith("effect.")]
-    plans = once(share(trace, deaths, f"die {cell}"), Fault.DIE)
-    plans += once(share(written, others, f"lose {cell}"), Fault.LOST)
-    plans += once(share(asked, others, f"fail {cell}"), Fault.UNAVAILABLE, Fault.OUTAGE)
-    reports = explored(explorers, cell, plans)
-    died = [
-        report
-        for (first, _), report in zip(plans, reports, strict=True)
-        if Fault.DIE in first.values()
-    ]
-    assert all(len(report.ended) > 1 for report in died), "a dead process went on"
+    plans = [(name, Fault.DIE) for name in share(trace, deaths, f"die {cell}")]
+    plans += [(name, Fault.LOST) for name in share(written, others, f"lose {cell}")]
+    outages = (Fault.UNAVAILABLE, Fault.OUTAGE)
+    plans += [(name, outages[n % 2]) for n, name in enumerate(share(asked, others, f"fail {cell}"))]
+    futures = [explorers.submit(explore_surely, cell, *plan) for plan in plans]
+    reports = [future.result() for future in futures]
+    require_none(cell, reports)
+    for (_, fault), report in zip(plans, reports, strict=True):
+        assert len(report.hit) == 1, "a fault that did not hit proves nothing"
+        assert len(report.ended) > 1 or fault is not Fault.DIE, "a dead process went on"
 
 
 @pytest.mark.timeout(3600 if ALL else 120)
@@ -227,12 +237,7 @@ def test_the_matrix_dies_twice(cell: Case, explorers: ProcessPoolExecutor) -> No
     names = share(trace, SHARE[cell.place.backend][2], f"twice {cell}")
     futures = [explorers.submit(explore_twice, cell, name, f"{cell} {name}") for name in names]
     reports = [future.result() for future in futures]
-    problems = [
-        f"{report.hit}, ended {report.ended}: {problem}"
-        for report in reports
-        for problem in report.problems
-    ]
-    assert not problems, f"{cell}:\n" + "\n".join(problems)
+    require_none(cell, reports)
     # A run in doubt stops early, and threads take turns, so that a few pairs die once only.
     twice = sum(len(report.hit) == 2 for report in reports)
     assert twice * 2 >= len(names) > 0, f"only {twice} of {len(names)} pairs died twice"

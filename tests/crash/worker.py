@@ -286,7 +286,10 @@ def _error(error: Exception, saver: SurefootSaver, thread: str) -> dict[str, Any
         mark = ports.marks.read(ports.tenant, thread)
         slots = {} if mark is None else unpack_intents(mark.intents)
         found["effect"] = error.fields["effect"]
-        found["intent"] = bytes.fromhex(error.fields["slot"]) in slots
+        slot = bytes.fromhex(error.fields["slot"])
+        bodies = [session.effects.get(slot) for session in saver.core.sessions.all()]
+        # What was adopted had its intent under another slot, and that may have left B since.
+        found["intent"] = slot in slots or any(body and body.adopted for body in bodies)
     return found
 
 
