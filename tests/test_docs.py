@@ -86,7 +86,7 @@ def test_every_claim_about_an_attacker_names_a_test_that_exists() -> None:
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES))
 def test_examples_run_and_run_again(example: str, tmp_path: Path) -> None:
-    """Those that take no arguments; the others are run in test_examples.py and beside their tests."""
+    """Those that take no arguments; the others are run in test_examples.py and elsewhere."""
     outputs = [
         subprocess.run(
             [sys.executable, str(ROOT / "examples" / example)],

@@ -752,7 +752,7 @@ def _verified(spec: _Effect, at: Here, step: flow.Step) -> _Steps:
                     field=f"effect {spec.name!r}",
                     reason=f"depends on {one.name!r}, which is async; make both alike",
                 )
-            one.check((yield _User(one.again)))
+            one.check((yield _User(one.again, f"read.{one.name}")))
             observations.verified(one)
     except BaseException as error:
         fail = functools.partial(flow.fail, at.core.ports, at.session, step, error, proven=True)
@@ -837,7 +837,8 @@ def _together(
 
     def body(connection: Any) -> Any:
         run = functools.partial(spec.fn, *args, **given, conn=connection)
-        return _not_awaitable(scope.inside(step.body.slot, run, sends=True)())
+        with at.core.crossing(f"effect.{spec.name}"):
+            return _not_awaitable(scope.inside(step.body.slot, run, sends=True)())
 
     def seen(error: BaseException) -> str:
         return judged(None, error).seen

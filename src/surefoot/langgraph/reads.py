@@ -268,7 +268,8 @@ def _steps(spec: _Read, at: Here, request: flow.ReadRequest, body: Callable[[], 
         if record is not None:
             value = yield _Flow(functools.partial(flow.load, ports, session, serde, step))
         else:
-            result = yield _User(scope.inside(step.slot, body, sends=False))
+            inside = scope.inside(step.slot, body, sends=False)
+            result = yield _User(inside, f"read.{spec.name}")
             value, record = flow.finish(ports, session, serde, step, result)
             at.core.nudge()
             within = scope.enclosing()
