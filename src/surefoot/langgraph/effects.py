@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, overload
+from typing import Any, Protocol, TypeVar, Union, get_args, get_origin, overload
 
 from langgraph.errors import GraphBubbleUp
 from langgraph.runtime import Runtime
@@ -420,7 +420,19 @@ def _compensate(spec: _Effect, inverse: _Effect) -> Callable[..., Any]:
     return undo
 
 
-def _show(run: Callable[..., Any], spec: _Effect, *more: inspect.Parameter) -> None:
+class _Wrapped(Protocol):
+    """What a wrapper has to know of its function to look like it."""
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """Of the function."""
+
+    @property
+    def filled_in(self) -> frozenset[str]:
+        """Parameters that no caller passes."""
+
+
+def _show(run: Callable[..., Any], spec: _Wrapped, *more: inspect.Parameter) -> None:
     """Gives a wrapper the signature of its function, without what is filled in at the call."""
     ours = spec.filled_in
     shown = [p for n, p in spec.signature.parameters.items() if n not in ours]
@@ -614,7 +626,7 @@ def _require_same_database(
 # --- tools -------------------------------------------------------------------------------------
 
 
-def _as_tool(run: Callable[..., Any], spec: _Effect) -> Callable[..., Any]:
+def _as_tool(run: Callable[..., Any], spec: _Wrapped) -> Callable[..., Any]:
     """Gives the wrapper the signature of a tool.
 
     The key is no argument of it, and `ToolNode` is asked for the call's place in its message,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from random import SystemRandom
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, overload
 
 from langchain_core.runnables import RunnableConfig
 
@@ -60,6 +60,7 @@ class _Read:
     on_stale: OnStale
     observes: bool
     signature: inspect.Signature
+    filled_in: frozenset[str] = frozenset()
 
     def request(
         self, at: Here, bound: inspect.BoundArguments, call_id: str | None
@@ -186,13 +187,13 @@ def _decorate(fn: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[.
         async def run_async(*args: Any, **kwargs: Any) -> Any:
             return await _drive_async(spec, args, kwargs)
 
-        return _as_tool(run_async, cast(Any, spec))
+        return _as_tool(run_async, spec)
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
         return _drive(spec, args, kwargs)
 
-    return _as_tool(run, cast(Any, spec))
+    return _as_tool(run, spec)
 
 
 def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Read:
