@@ -358,6 +358,13 @@ class Session:
         self.twins: dict[bytes, Row] = {}
         self.runs_noted: set[str] = set()
 
+        self._begin_ledger()
+        self._latch: SurefootError | None = None
+        self._refused: tuple[tuple[str, str], SurefootError] | None = None
+        self.ended = False
+
+    def _begin_ledger(self) -> None:
+        """What waits to be stored, and what is known of effects and reads: nothing yet."""
         self.queue: list[Pending | PendingRead] = []
         self.reads = Reads()
         self.effects: dict[bytes, EffectBody] = {}
@@ -377,10 +384,6 @@ class Session:
         self.running: set[bytes] = set()
         #: From which execution and tasks the slots of the present step were reached.
         self.origins: dict[bytes, tuple[int, str]] = {}
-
-        self._latch: SurefootError | None = None
-        self._refused: tuple[tuple[str, str], SurefootError] | None = None
-        self.ended = False
 
     # --- latch (E10) ----------------------------------------------------------------------------
 
