@@ -329,9 +329,8 @@ class Session:
         self.paused_at: str | None = None
         #: After a special write (resume, error) writes are stored at once until the next put.
         self.writes_through = False
-        self.dirty = False
+        self.dirty = self.swept = False
         self.idle_since_ms = 0
-        self.swept = False
 
         self.known: dict[tuple[str, str], Known] = {}
         self.latest: dict[str, str] = {}

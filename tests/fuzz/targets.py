@@ -269,11 +269,15 @@ _NAMED: Mapping[str, Any] = {
     **dict.fromkeys(("name", "state", "receiver", "key", "position", "source", "reason"), _TEXT),
     **dict.fromkeys(("parent_id", "unstorable", "error", "risk"), (_TEXT, type(None))),
     "due_us": (_INT, type(None)),
-    **dict.fromkeys(("step", "idx", "attempt", "at_us"), _INT),
+    **dict.fromkeys(("step", "idx", "attempt", "at_us", "since_us"), _INT),
+    **dict.fromkeys(("root", "task", "operation", "caller"), _TEXT),
+    **dict.fromkeys(("adopted", "compensates"), _RAW),
     **dict.fromkeys(("branch", "slot", "fingerprint", "family"), _RAW),
     **dict.fromkeys(("born", "replaces", "cuts"), _FLAG),
     **dict.fromkeys(("skeleton", "metadata", "value"), Typed),
-    **dict.fromkeys(("arguments", "result", "receipt", "evidence"), (Typed, type(None))),
+    **dict.fromkeys(
+        ("arguments", "result", "receipt", "evidence", "conflict"), (Typed, type(None))
+    ),
     **dict.fromkeys(("values", "batches", "writes", "kept", "segments"), tuple),
     **dict.fromkeys(("folds", "hidden"), tuple),
     "extra": dict,

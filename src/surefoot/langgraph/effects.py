@@ -530,12 +530,7 @@ def _require_receiver(
         raise Misconfigured(
             field=where, reason="an async reconcile= needs an async function; make both alike"
         )
-    if settings["lookup"] not in ("strong", "settling"):
-        raise Misconfigured(field=where, reason="lookup is 'strong' or 'settling'")
-    if settings["risk"] not in RISKS:
-        raise Misconfigured(field=where, reason=f"risk is one of {', '.join(RISKS)}")
-    if settings["settling"] is not None and settings["settling"] < 0:
-        raise Misconfigured(field=where, reason="settling must not be negative")
+    _check_choices(settings, where)
 
 
 def _inverse(where: str, parameters: Mapping[str, Any], declared: Any) -> _Effect | None:
@@ -584,6 +579,15 @@ def _observed(names: Sequence[str], where: str) -> tuple[str, ...]:
     if isinstance(names, str):
         raise Misconfigured(field=where, reason="depends_on= is a list of names, not one text")
     return tuple(names)
+
+
+def _check_choices(settings: Mapping[str, Any], where: str) -> None:
+    if settings["lookup"] not in ("strong", "settling"):
+        raise Misconfigured(field=where, reason="lookup is 'strong' or 'settling'")
+    if settings["risk"] not in RISKS:
+        raise Misconfigured(field=where, reason=f"risk is one of {', '.join(RISKS)}")
+    if settings["settling"] is not None and settings["settling"] < 0:
+        raise Misconfigured(field=where, reason="settling must not be negative")
 
 
 def _deadline_ms(deadline: Any, where: str) -> int | None:
