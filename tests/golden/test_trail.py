@@ -53,13 +53,15 @@ def _opened(files: Path, folder: Path) -> SurefootSaver:
     for file in files.iterdir():
         shutil.copyfile(file, folder / file.name)
     (folder / "keys.json").chmod(0o600)
-    return SurefootSaver(
+    saver = SurefootSaver(
         f"sqlite:///{folder}/content.db",
         highwater=f"sqlite:///{folder}/highwater.db",
         keys=Keyring.from_file(folder / "keys.json"),
         tenant="tenant",
         reviewers=Reviewers({"golden-operator": OPERATOR.public()}),
     )
+    saver.setup()  # what later releases add to the tables
+    return saver
 
 
 @pytest.fixture

@@ -262,6 +262,16 @@ def test_an_adopted_effect_counts_once_and_is_not_left_started() -> None:
     assert len(fold(events).effects) == 2, "on another branch the first place still stands"
 
 
+@pytest.mark.parametrize("source", ["body", "observation"])
+def test_a_recorded_read_is_no_effect(source: str) -> None:
+    read = effect("succeeded", receiver="R", source=source, slot=b"r" * 32)
+    story: list[Any] = [*STORY[:4], (1, Kind.EFFECT, read, {})]
+    events = told(story)
+    assert kinds(events)[-1] == "read.recorded"
+    assert fold(events).effects == {}
+    assert fold(events).graph == fold(told(story[:-1])).graph
+
+
 def test_a_business_operation_has_effects_and_no_checkpoints() -> None:
     named = {"operation": "inv-771", "caller": "t", "checkpoint_id": ""}
     story: list[Any] = [(1, Kind.EFFECT, effect("started", **named), {})]
@@ -472,6 +482,7 @@ def test_the_story_tells_every_kind_that_a_chain_can_hold() -> None:
         (9, Kind.EFFECT, effect("needs_review"), {}),
         (9, Kind.EFFECT, effect("compensated"), {}),
         (9, Kind.EFFECT, effect("started", slot=b"s" * 32, adopted=bytes(32)), {}),
+        (9, Kind.EFFECT, effect("succeeded", receiver="R", source="observation"), {}),
         asked("i", "c3", "t"),
         asked("i", "c3", "u"),
         (9, Kind.RESTORE, RestoreBody(0, bytes(32), 4, lost=True), {}),

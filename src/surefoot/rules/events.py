@@ -33,6 +33,7 @@ from surefoot.rules.bodies import (
 )
 from surefoot.rules.decisions import ACTIONS
 from surefoot.rules.envelope import Kind
+from surefoot.rules.reads import READ
 from surefoot.rules.upcasting import Upcasters
 
 __all__ = [
@@ -105,6 +106,7 @@ EVENTS: Mapping[str, tuple[Kind | None, Bearing]] = {
     "surefoot.effect.reconciled": (Kind.EFFECT, Bearing.STATE),
     "surefoot.effect.adopted": (Kind.EFFECT, Bearing.STATE),
     "surefoot.effect.decided": (Kind.EFFECT, Bearing.STATE),
+    "surefoot.read.recorded": (Kind.EFFECT, Bearing.RECORD),
     "surefoot.decision.carried_out": (Kind.DECISION, Bearing.STATE),
     "surefoot.thread.pruned": (Kind.PRUNE, Bearing.STATE),
     "surefoot.thread.restored": (Kind.RESTORE, Bearing.STATE),
@@ -502,6 +504,8 @@ def _tell_effect(facts: RecordFacts, before: Before) -> tuple[Event, ...]:
 
 
 def _effect_name(facts: RecordFacts, body: EffectBody, before: Before) -> tuple[str, str]:
+    if body.receiver == READ and body.state == "succeeded":
+        return "read.recorded", "E2"
     if body.source not in ("body", "reconcile", "decision"):
         raise _unknown(OURS + "effect", f"unknown source {body.source!r}", seq=facts.seq)
     if body.adopted and before.state is None:
