@@ -380,6 +380,9 @@ class Session:
         self.open_slots: frozenset[bytes] | None = None
         self.tally = Tally()
         self.ordinals: dict[tuple[str, int, int, bytes], int] = {}
+        #: Messages whose tool calls an execution of a task has carried out, in their order.
+        self.turns: dict[tuple[str, int, int], dict[tuple[str | None, ...], int]] = {}
+        self._turns_before: dict[tuple[str, int, int], dict[tuple[str | None, ...], int]] = {}
         self.running: set[bytes] = set()
         #: From which execution and tasks the slots of the present step were reached.
         self.origins: dict[bytes, tuple[int, str]] = {}
@@ -528,6 +531,20 @@ class Session:
             self.intents.setdefault(LEFT_OPEN, self.epoch)
         else:
             self.intents.pop(LEFT_OPEN, None)
+
+    def turn_of(self, task: tuple[str, int, int], calls: tuple[str | None, ...]) -> int:
+        """Which message, from 0, of an execution of a task asks for these tool calls."""
+        with self.queue_lock:
+            turns = self.turns.setdefault(task, self._turns_before.pop(task, {}))
+            return turns.setdefault(calls, len(turns))
+
+    def forget_turns(self) -> None:
+        """Drops what has not been asked for since the last root checkpoint.
+
+        Under ``async`` durability a checkpoint is saved while the step behind it has begun.
+        """
+        with self.queue_lock:
+            self._turns_before, self.turns = self.turns, {}
 
     def is_lost(self, slot: bytes, root_step: int) -> bool:
         """True for a slot of a step up to the horizon, of which nothing is recorded since (E6)."""

@@ -644,17 +644,22 @@ def _as_tool(run: Callable[..., Any], spec: _Wrapped) -> Callable[..., Any]:
     return run
 
 
-def _tool_place(runtime: Any) -> str | None:
-    """Position of a tool call in the message that asked for it; ids change, positions do not."""
+def _tool_place(at: Here, runtime: Any) -> str | None:
+    """Which tool call of its task a call is; the ids that a model mints change, places do not.
+
+    Its position in the message that asked for it, and which message of the task that is: a node
+    may carry out the calls of several messages, one after the other.
+    """
     call_id = getattr(runtime, "tool_call_id", None)
     state = getattr(runtime, "state", None)
     if call_id is None or state is None:
         return None
     for messages in _lists_of(state):
         for message in reversed(messages):
-            for index, call in enumerate(getattr(message, "tool_calls", None) or ()):
-                if call.get("id") == call_id:
-                    return f"tool:{index}"
+            calls = [call.get("id") for call in getattr(message, "tool_calls", None) or ()]
+            if call_id in calls:
+                turn = at.run.turn_of(at.place.task, tuple(calls))
+                return f"tool:{calls.index(call_id)}" + (f"@{turn}" if turn else "")
     return None
 
 
@@ -885,7 +890,6 @@ def _prepare(
     call_id = None
     if "call_id" in kwargs and "call_id" not in spec.signature.parameters:
         call_id = str(kwargs.pop("call_id"))
-    call_id = call_id or _tool_place(tool)
     ours = {"idempotency_key": spec.takes_key, "call": spec.takes_call}
     ours |= dict.fromkeys(spec.filled_in - ours.keys(), True)
     given = [name for name, taken in ours.items() if taken and name in kwargs]
@@ -899,6 +903,7 @@ def _prepare(
     bound = spec.signature.bind(*args, **kwargs, **blanks)
     bound.apply_defaults()
     at = here(spec.name, [*args, *kwargs.values(), tool])
+    call_id = call_id or _tool_place(at, tool)
     if inverse is not None:
         return at, _steps(inverse, at, spec.undo(inverse, at, bound, call_id), (), {})
     request = spec.request(at, bound, call_id)

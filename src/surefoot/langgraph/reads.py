@@ -288,10 +288,10 @@ def _prepare(spec: _Read, args: Any, kwargs: dict[str, Any]) -> tuple[Here, _Ste
     if "call_id" in kwargs and "call_id" not in spec.signature.parameters:
         given = kwargs.pop("call_id")
         call_id = None if given is None else str(given)
-    call_id = call_id or _tool_place(tool)
     bound = spec.signature.bind(*args, **kwargs)
     bound.apply_defaults()
     at = here(spec.name, [*args, *kwargs.values(), tool], kind="read")
+    call_id = call_id or _tool_place(at, tool)
     request = spec.request(at, bound, call_id)
     return at, _steps(spec, at, request, functools.partial(spec.fn, *args, **kwargs))
 
