@@ -38,6 +38,7 @@ from surefoot.flows.acquire import effect_of
 from surefoot.flows.views import viewing
 from surefoot.ports import Publish
 from surefoot.rules.envelope import Kind
+from surefoot.rules.folding import fold
 
 RETRY = RetryPolicy(max_attempts=3, initial_interval=0.001, jitter=False)
 FIRST: Any = {"log": []}
@@ -1502,6 +1503,27 @@ def test_what_was_never_observed_cannot_be_depended_on(bench: Bench, known: bool
     with pytest.raises(Misuse, match="unseen of"):
         bench.graph(lambda s: {"log": [pay()]}).invoke(FIRST, bench.config())
     assert bench.world.sent == []
+
+
+# --- the trail ---------------------------------------------------------------------------------
+
+
+def test_the_trail_tells_reads_apart_from_effects(bench: Bench, source: Source) -> None:
+    search = search_of(source)
+    stock = recorded(observe=True, name=f"stock of {bench.tenant}")(lambda: 5)
+
+    @effect
+    def pay(what: str) -> str:
+        return str(bench.world.send(what))
+
+    config = bench.config()
+    graph = bench.graph(lambda s: {"log": [pay(search("a")), stock()]})
+    graph.invoke(FIRST, config, durability="sync")
+    events = [*bench.saver.events(thread_of(config))]
+    told = [e.facts for e in events if e.kind == "surefoot.read.recorded"]
+    assert [f["effect"] for f in told] == ["search", f"stock of {bench.tenant}"]
+    assert [e.facts["effect"] for e in events if ".effect." in e.kind] == ["pay", "pay"]
+    assert {effect.name for effect in fold(events).effects.values()} == {"pay"}
 
 
 # --- operations --------------------------------------------------------------------------------

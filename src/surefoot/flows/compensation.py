@@ -17,6 +17,7 @@ from surefoot.flows.values import Loader
 from surefoot.ports import Ports, Serializer
 from surefoot.rules.bodies import EffectBody
 from surefoot.rules.envelope import Kind
+from surefoot.rules.reads import READ
 from surefoot.session import Session
 
 __all__ = ["Target", "Undo", "find_target"]
@@ -89,7 +90,8 @@ def _candidates(ports: Ports, session: Session, undo: Undo) -> list[EffectBody]:
     for record in Chain(ports, identity, row, session.head, rows).walk():
         if record.kind is Kind.EFFECT:
             body = effect_of(identity.thread, record)
-            newest.setdefault(body.origin, body)
+            if body.receiver != READ:
+                newest.setdefault(body.origin, body)
     undone = {b.compensates for b in newest.values() if b.state not in _PROVEN_NOTHING}
     return [
         body
