@@ -528,6 +528,14 @@ def test_a_node_that_names_an_operation(either: Bench, named: Any) -> None:
     assert either.world.sent == [5]
 
 
+def test_further_parameters_of_an_effect_and_no_others() -> None:
+    """`effect_node` knows every parameter of `effect`, except the inverse."""
+    effect_node(typed, risk="high", deadline=60)
+    for wrong in ({"risc": "high"}, {"compensate": typed}):
+        with pytest.raises(Misconfigured, match="takes no"):
+            effect_node(typed, **wrong)
+
+
 # --- definition --------------------------------------------------------------------------------
 
 

@@ -381,6 +381,18 @@ def effect(
     return _decorate(fn, settings)
 
 
+#: The parameters of `effect`, for what declares effects in other ways.
+DEFAULTS: Mapping[str, Any] = {
+    p.name: p.default
+    for p in inspect.signature(effect).parameters.values()
+    if p.kind is p.KEYWORD_ONLY
+}
+
+
+#: Those that only a function of one's own can have: they ask for parameters, or add a method.
+NOT_FOR_WRAPPERS = frozenset({"compensate", "same_database"})
+
+
 def _decorate(fn: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
     spec = _define(fn, settings)
     if inspect.iscoroutinefunction(fn):

@@ -14,6 +14,8 @@ from pydantic import BaseModel
 
 from surefoot.errors import Misconfigured
 from surefoot.langgraph.effects import (
+    DEFAULTS,
+    NOT_FOR_WRAPPERS,
     EffectCall,
     _define,
     _drive,
@@ -42,6 +44,7 @@ def effect_node(
     lookup: str = ...,
     window: float | timedelta | None = ...,
     operation_id: Callable[[Any], str | int] | str | None = ...,
+    **more: Any,
 ) -> Node: ...
 @overload
 def effect_node(
@@ -55,6 +58,7 @@ def effect_node(
     lookup: str = ...,
     window: float | timedelta | None = ...,
     operation_id: Callable[[Any], str | int] | str | None = ...,
+    **more: Any,
 ) -> Callable[[Node], Node]: ...
 
 
@@ -71,6 +75,7 @@ def effect_node(
     lookup: str = "settling",
     window: float | timedelta | None = None,
     operation_id: Callable[[Any], str | int] | str | None = None,
+    **more: Any,
 ) -> Any:
     """Makes a whole node one effect: what it returned is recorded, and returned again on resume.
 
@@ -95,13 +100,20 @@ def effect_node(
         lookup: ``"strong"`` when the lookup never lags.
         window: For ``idempotent``: how long the receiver remembers a key.
         operation_id: Names the business operation: a key of the state, or a function of it.
+        **more: Further parameters of `effect` (``risk``, ``deadline``, ``timeout_is``, …), except
+            ``compensate`` and ``same_database``.
 
     Raises:
         Misconfigured: At definition: the settings contradict each other.
         EffectConflict: In a run: recorded at this place with another input.
         EffectInDoubt: In a run: nobody can prove whether it happened.
     """
+    wrong = [key for key in more if key not in DEFAULTS or key in NOT_FOR_WRAPPERS]
+    if wrong:
+        raise Misconfigured(field="effect_node", reason=f"takes no {wrong[0]}=")
     settings = {
+        **DEFAULTS,
+        **more,
         "name": name,
         "idempotent": idempotent,
         "reconcile": reconcile,
@@ -111,7 +123,6 @@ def effect_node(
         "lookup": lookup,
         "window": window,
         "operation_id": operation_id,
-        "compensate": None,
     }
     if fn is None:
         return lambda function: _wrap(function, settings)

@@ -23,12 +23,13 @@ from surefoot.langgraph.bubble import bubbling
 from surefoot.langgraph.effects import (
     _SPEC,
     _TOOL,
+    DEFAULTS,
+    NOT_FOR_WRAPPERS,
     EffectCall,
     _define,
     _drive,
     _drive_async,
     _Effect,
-    effect,
 )
 from surefoot.langgraph.returns import answer_to_record, recorded_answer, with_stored_results
 from surefoot.rules.answers import NotSent
@@ -41,11 +42,6 @@ Policy = Mapping[str, Any] | Literal["pure", "refuse"]
 _KEY = "idempotency_key"
 #: What a tool's author writes; the tool's ``invoke`` reads and checks arguments, and calls it.
 _RUN, _ARUN = "_run", "_arun"
-_DEFAULTS: Mapping[str, Any] = {
-    p.name: p.default
-    for p in inspect.signature(effect).parameters.values()
-    if p.kind is p.KEYWORD_ONLY
-}
 
 
 def wrap_tool_call(tools: Mapping[str, Policy] | None = None, *, default: Policy) -> ToolEffects:
@@ -245,14 +241,14 @@ def _checked(name: str, policy: Any) -> Policy:
             field=f"tool {name!r}",
             reason="is a mapping with the parameters of @effect, 'pure' or 'refuse'",
         )
-    unknown = [key for key in policy if key not in _DEFAULTS or key == "compensate"]
+    unknown = [key for key in policy if key not in DEFAULTS or key in NOT_FOR_WRAPPERS]
     if unknown:
         raise Misconfigured(field=f"tool {name!r}", reason=f"a tool's effect has no {unknown[0]!r}")
     return policy
 
 
 def _spec(name: str, policy: Mapping[str, Any]) -> _Effect:
-    settings = {**_DEFAULTS, **policy}
+    settings = {**DEFAULTS, **policy}
     settings["name"] = settings["name"] or name
     inputs = settings["inputs"]
     if isinstance(inputs, str):
