@@ -42,6 +42,8 @@ __all__ = [
 ]
 
 _TWINS_MAX = 1_024
+#: Executions of tasks whose messages are remembered: more than run at the same time.
+_TURNS_MAX = 4_096
 
 
 #: Below every step: no restore has happened.
@@ -381,8 +383,8 @@ class Session:
         self.tally = Tally()
         self.ordinals: dict[tuple[str, int, int, bytes], int] = {}
         #: Messages whose tool calls an execution of a task has carried out, in their order.
-        self.turns: dict[tuple[str, int, int], dict[tuple[str | None, ...], int]] = {}
-        self._turns_before: dict[tuple[str, int, int], dict[tuple[str | None, ...], int]] = {}
+        self.turns: OrderedDict[tuple[str, int, int], dict[tuple[str | None, ...], int]]
+        self.turns = OrderedDict()
         self.running: set[bytes] = set()
         #: From which execution and tasks the slots of the present step were reached.
         self.origins: dict[bytes, tuple[int, str]] = {}
@@ -535,16 +537,11 @@ class Session:
     def turn_of(self, task: tuple[str, int, int], calls: tuple[str | None, ...]) -> int:
         """Which message, from 0, of an execution of a task asks for these tool calls."""
         with self.queue_lock:
-            turns = self.turns.setdefault(task, self._turns_before.pop(task, {}))
+            turns = self.turns.setdefault(task, {})
+            self.turns.move_to_end(task)
+            while len(self.turns) > _TURNS_MAX:
+                self.turns.popitem(last=False)
             return turns.setdefault(calls, len(turns))
-
-    def forget_turns(self) -> None:
-        """Drops what has not been asked for since the last root checkpoint.
-
-        Under ``async`` durability a checkpoint is saved while the step behind it has begun.
-        """
-        with self.queue_lock:
-            self._turns_before, self.turns = self.turns, {}
 
     def is_lost(self, slot: bytes, root_step: int) -> bool:
         """True for a slot of a step up to the horizon, of which nothing is recorded since (E6)."""

@@ -683,7 +683,6 @@ def _learn_saved(
             session.reads.forget(("", body.parent_id))
     if known.namespace == "" and not again:
         session.ordinals.clear()
-        session.forget_turns()
         session.origins.clear()
         session.forget_below(session.last_root_seq)
         session.last_root_seq = known.seq
