@@ -481,8 +481,8 @@ EFFECTS = (
     Mutant(
         "E8-timeout-is-a-proven-failure",
         "langgraph/effects.py",
-        "        proven = seen.not_sent or isinstance(error, _NeverRan)\n",
-        "        proven = seen.not_sent or isinstance(error, (_NeverRan, TimeoutError))\n",
+        "        proven = seen.not_sent or isinstance(error, NeverRan)\n",
+        "        proven = seen.not_sent or isinstance(error, (NeverRan, TimeoutError))\n",
         "the receiver may have done it and be slow to say so",
         (f"{_EFFECT}test_class_n_is_never_sent_again[sqlite]",),
     ),
@@ -651,8 +651,10 @@ EFFECTS = (
     Mutant(
         "E10-effect-starts-after-a-refused-step",
         "flows/effects.py",
-        "        session.check()\n        position = _position(session, request)\n",
-        "        position = _position(session, request)\n",
+        "        session.check()\n        position = _position(session, request)\n"
+        "        slot = slot_of(position)\n        if slot in session.running:\n",
+        "        position = _position(session, request)\n"
+        "        slot = slot_of(position)\n        if slot in session.running:\n",
         "the step before it can never be stored, so the effect happens again",
         (f"{_ORDER}test_after_a_value_that_cannot_be_stored_no_effect_starts[handle-N]",),
     ),

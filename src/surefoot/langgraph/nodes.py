@@ -13,16 +13,8 @@ from langgraph.managed.base import is_managed_value
 from pydantic import BaseModel
 
 from surefoot.errors import Misconfigured
-from surefoot.langgraph.effects import (
-    DEFAULTS,
-    NOT_FOR_WRAPPERS,
-    EffectCall,
-    _define,
-    _drive,
-    _drive_async,
-    _Effect,
-    _show,
-)
+from surefoot.langgraph.definition import NOT_FOR_WRAPPERS, EffectSpec, define, show
+from surefoot.langgraph.effects import DEFAULTS, EffectCall, drive, drive_async
 from surefoot.langgraph.returns import as_returned, as_stored, with_stored_results
 
 __all__ = ["effect_node"]
@@ -140,9 +132,9 @@ def _wrap(fn: Node, settings: Mapping[str, Any]) -> Node:
 
         @functools.wraps(fn)
         async def run_async(*args: Any, **kwargs: Any) -> Any:
-            return as_returned(await _drive_async(spec, args, kwargs))
+            return as_returned(await drive_async(spec, args, kwargs))
 
-        _show(run_async, spec)
+        show(run_async, spec)
         return run_async
 
     def body(*args: Any, **kwargs: Any) -> Any:
@@ -152,13 +144,13 @@ def _wrap(fn: Node, settings: Mapping[str, Any]) -> Node:
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return as_returned(_drive(spec, args, kwargs))
+        return as_returned(drive(spec, args, kwargs))
 
-    _show(run, spec)
+    show(run, spec)
     return run
 
 
-def _define_node(fn: Node, settings: Mapping[str, Any]) -> _Effect:
+def _define_node(fn: Node, settings: Mapping[str, Any]) -> EffectSpec:
     inputs = settings["inputs"]
     where = f"effect {settings['name'] or getattr(fn, '__name__', '')!r}"
     if isinstance(inputs, str):
@@ -197,7 +189,7 @@ def _define_node(fn: Node, settings: Mapping[str, Any]) -> _Effect:
         "reconcile": hook,
         "operation_id": None if named is None else operation,
     }
-    return _define(fn, settings)
+    return define(fn, settings)
 
 
 def _state_parameter(fn: Node, where: str) -> str:

@@ -20,21 +20,11 @@ from surefoot.flows import effects as flow
 from surefoot.flows import orphans as search
 from surefoot.flows.operations import close_operation, open_operation, request_of
 from surefoot.langgraph.bubble import bubbling
-from surefoot.langgraph.effects import (
-    _act,
-    _act_async,
-    _asked,
-    _Effect,
-    _Flow,
-    _lists_of,
-    _Published,
-    _pump,
-    _pump_async,
-    _step_aside,
-    _Steps,
-)
+from surefoot.langgraph.definition import EffectSpec
+from surefoot.langgraph.effects import asked, lists_of, step_aside
 from surefoot.langgraph.place import Here, here
 from surefoot.langgraph.returns import as_tool_message, recorded_answer, updates_of
+from surefoot.langgraph.shells import Flow, Published, Steps, act, act_async, pump, pump_async
 from surefoot.ports import Serializer
 from surefoot.rules.bodies import EffectBody
 from surefoot.rules.effects import Receiver, Verdict
@@ -52,7 +42,7 @@ _LOST = "Carried out; what it returned could not be stored."
 _SILENT = "Carried out."
 _PARTLY = "No result: the run stopped during this call, after some of it was done: "
 
-SpecOf = Callable[[str], "_Effect | None"]
+SpecOf = Callable[[str], "EffectSpec | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +84,10 @@ def answer(spec_of: SpecOf, messages: Sequence[Any], key: str, config: Any) -> A
     at: Here | None = None
     try:
         at = here(_NAME, [config])
-        found = _pump(_answers(at, spec_of, orphans), functools.partial(_act, at))
+        found = pump(_answers(at, spec_of, orphans), functools.partial(act, at))
     except SurefootError as error:
         if at is not None:
-            _step_aside(at, error)
+            step_aside(at, error)
         raise bubbling(error) from None
     return _update(messages, found, key)
 
@@ -110,10 +100,10 @@ async def answer_async(spec_of: SpecOf, messages: Sequence[Any], key: str, confi
     at: Here | None = None
     try:
         at = here(_NAME, [config])
-        found = await _pump_async(_answers(at, spec_of, orphans), functools.partial(_act_async, at))
+        found = await pump_async(_answers(at, spec_of, orphans), functools.partial(act_async, at))
     except SurefootError as error:
         if at is not None:
-            await at.core.offload.run(_step_aside, at, error)
+            await at.core.offload.run(step_aside, at, error)
         raise bubbling(error) from None
     return _update(messages, found, key)
 
@@ -121,7 +111,7 @@ async def answer_async(spec_of: SpecOf, messages: Sequence[Any], key: str, confi
 # --- what the ledger says ----------------------------------------------------------------------
 
 
-def _answers(at: Here, spec_of: SpecOf, orphans: Sequence[Orphan]) -> _Steps:
+def _answers(at: Here, spec_of: SpecOf, orphans: Sequence[Orphan]) -> Steps:
     """Looks the calls up, asks about the open ones, and gives each its result (rule E7)."""
     session = at.session
     serde = session.serde
@@ -129,7 +119,7 @@ def _answers(at: Here, spec_of: SpecOf, orphans: Sequence[Orphan]) -> _Steps:
         raise Misuse(field=_NAME, reason="the run has not loaded its thread")
     begin = yield from _begin(at)
     ids = {orphan.call_id for orphan in orphans}
-    found: list[search.Trace] = yield _Flow(
+    found: list[search.Trace] = yield Flow(
         lambda: search.traces(
             at.core.ports, session, serde, begin, lambda values: bool(ids & _calls_of(values))
         )
@@ -145,14 +135,14 @@ def _answers(at: Here, spec_of: SpecOf, orphans: Sequence[Orphan]) -> _Steps:
     return results
 
 
-def _begin(at: Here) -> _Steps:
+def _begin(at: Here) -> Steps:
     """Where to begin to search: the checkpoint of this step, once it is published."""
     session, levels = at.session, at.place.levels
     if session.durability == "exit" or not levels:
         started = session.started_at
         return None if started is None else (started.namespace, started.checkpoint_id)
     timeout_ms = at.core.ports.policy.barrier_timeout_ms
-    passed = yield _Published(
+    passed = yield Published(
         timeout_ms, lambda: session.stopped or all(session.is_published(*lv) for lv in levels)
     )
     session.check()
@@ -170,7 +160,7 @@ def _calls_of(values: Mapping[str, Any]) -> set[str]:
     """Ids of all tool calls that a state holds."""
     return {
         str(call["id"])
-        for messages in _lists_of(values)
+        for messages in lists_of(values)
         for message in messages
         if isinstance(message, AIMessage)
         for call in message.tool_calls
@@ -180,7 +170,7 @@ def _calls_of(values: Mapping[str, Any]) -> set[str]:
 def _last_calls_of(values: Mapping[str, Any]) -> set[str]:
     """Ids of the tool calls that the last message of the model asks for: those that run next."""
     ids: set[str] = set()
-    for messages in _lists_of(values):
+    for messages in lists_of(values):
         last = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
         ids |= {str(call["id"]) for call in (last.tool_calls if last is not None else ())}
     return ids
@@ -189,10 +179,10 @@ def _last_calls_of(values: Mapping[str, Any]) -> set[str]:
 def _answer(
     at: Here,
     serde: Serializer,
-    spec: _Effect | None,
+    spec: EffectSpec | None,
     orphan: Orphan,
     found: Sequence[search.Trace],
-) -> _Steps:
+) -> Steps:
     """The result of one call, from the effects of the step it was to run in."""
     news: dict[bytes, EffectBody] = {}
     for trace in found:
@@ -206,33 +196,33 @@ def _answer(
     return told
 
 
-def _answer_of_operation(at: Here, serde: Serializer, spec: _Effect, orphan: Orphan) -> _Steps:
+def _answer_of_operation(at: Here, serde: Serializer, spec: EffectSpec, orphan: Orphan) -> Steps:
     """The same from the journal of the operation that the call names (E4c)."""
     ports = at.core.ports
     bound = spec.signature.bind(arguments=dict(orphan.arguments), call=None)
     request = spec.request(at, bound, None)
     made: list[Session] = []
     try:
-        yield _Flow(lambda: made.append(open_operation(ports, at.session, request)))
+        yield Flow(lambda: made.append(open_operation(ports, at.session, request)))
         inside = Here(at.core, made[0], at.place)
         named = request_of(at.session, request)
         own = list(made[0].effects.values())
         told = yield from _told(inside, serde, spec, orphan, own, (), lambda _: named)
     finally:
         for operation in made:
-            yield _Flow(functools.partial(close_operation, ports, operation))
+            yield Flow(functools.partial(close_operation, ports, operation))
     return told
 
 
 def _told(
     at: Here,
     serde: Serializer,
-    spec: _Effect | None,
+    spec: EffectSpec | None,
     orphan: Orphan,
     own: Sequence[EffectBody],
     loose: Sequence[EffectBody],
     request: Callable[[EffectBody], flow.CallRequest],
-) -> _Steps:
+) -> Steps:
     """What the model is told: a message, a command, or a list of them (rule E7)."""
     ports, session = at.core.ports, at.session
     askable = spec is not None and spec.reconcile is not None
@@ -251,16 +241,14 @@ def _told(
             session, open_, "its turn was interrupted by new input, and nobody can be asked"
         )
     (held,) = [b for b in own if b.state not in _NOTHING_HAPPENED]
-    step: flow.Step = yield _Flow(
-        lambda: flow.take_over(ports, session, serde, request(held), held)
-    )
+    step: flow.Step = yield Flow(lambda: flow.take_over(ports, session, serde, request(held), held))
     if step.asks and spec is not None:
-        step = yield from _asked(spec, at, serde, step, flow.settled)
+        step = yield from asked(spec, at, serde, step, flow.settled)
         if step.verdict is not Verdict.REPLAY:
             return _said(orphan, _NOTHING)
         return _recorded(orphan, step.result)
     try:
-        stored = yield _Flow(lambda: flow.result_of(ports, session, serde, step.body))
+        stored = yield Flow(lambda: flow.result_of(ports, session, serde, step.body))
     except EffectResultLost:
         return as_tool_message(_LOST, name=orphan.name, call_id=orphan.call_id)
     return _recorded(orphan, stored)
@@ -271,7 +259,7 @@ _SETTLED = _NOTHING_HAPPENED | {"succeeded"}
 
 
 def _request(
-    at: Here, serde: Serializer, spec: _Effect | None, orphan: Orphan, held: EffectBody
+    at: Here, serde: Serializer, spec: EffectSpec | None, orphan: Orphan, held: EffectBody
 ) -> flow.CallRequest:
     """Where the call's effect is taken over to; what is open is asked about, never run again."""
     return flow.CallRequest(

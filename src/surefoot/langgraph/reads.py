@@ -22,19 +22,10 @@ from surefoot.flows import reads as flow
 from surefoot.langgraph import observations, scope
 from surefoot.langgraph.bindings import Bindings
 from surefoot.langgraph.bubble import bubbling
-from surefoot.langgraph.effects import (
-    _TOOL,
-    _act_async,
-    _as_tool,
-    _Flow,
-    _is_injected,
-    _pump,
-    _step_aside,
-    _Steps,
-    _tool_place,
-    _User,
-)
+from surefoot.langgraph.definition import TOOL, as_tool, is_injected
+from surefoot.langgraph.effects import step_aside, tool_place
 from surefoot.langgraph.place import Here, here
+from surefoot.langgraph.shells import Flow, Steps, User, act_async, pump
 from surefoot.rules.fingerprint import fingerprint
 from surefoot.rules.reads import OnStale
 
@@ -68,7 +59,7 @@ class _Read:
         given = {
             name: value
             for name, value in bound.arguments.items()
-            if not _is_injected(self.signature.parameters[name], value)
+            if not is_injected(self.signature.parameters[name], value)
         }
         bound_to = self.bindings.inputs(given, field=f"read {self.name!r}")
         inputs = {**self.semantic(given), **bound_to}
@@ -187,13 +178,13 @@ def _decorate(fn: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[.
         async def run_async(*args: Any, **kwargs: Any) -> Any:
             return await _drive_async(spec, args, kwargs)
 
-        return _as_tool(run_async, spec)
+        return as_tool(run_async, spec)
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
         return _drive(spec, args, kwargs)
 
-    return _as_tool(run, spec)
+    return as_tool(run, spec)
 
 
 def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Read:
@@ -257,7 +248,7 @@ def _microseconds(freshness: object, where: str) -> int | None:
 # --- the order of steps ------------------------------------------------------------------------
 
 
-def _steps(spec: _Read, at: Here, request: flow.ReadRequest, body: Callable[[], Any]) -> _Steps:
+def _steps(spec: _Read, at: Here, request: flow.ReadRequest, body: Callable[[], Any]) -> Steps:
     """Look up, then replay or read; what was read is recorded before it counts."""
     ports, session = at.core.ports, at.session
     serde = session.serde
@@ -267,23 +258,23 @@ def _steps(spec: _Read, at: Here, request: flow.ReadRequest, body: Callable[[], 
     with flow.reading(session, step):
         record = step.body
         if record is not None:
-            value = yield _Flow(functools.partial(flow.load, ports, session, serde, step))
+            value = yield Flow(functools.partial(flow.load, ports, session, serde, step))
         else:
             inside = scope.inside(step.slot, body, sends=False)
-            result = yield _User(inside, f"read.{spec.name}")
+            result = yield User(inside, f"read.{spec.name}")
             value, record = flow.finish(ports, session, serde, step, result)
             at.core.nudge()
             within = scope.enclosing()
             if within is not None and within.sends:
-                yield _Flow(functools.partial(flow.store, ports, session))
+                yield Flow(functools.partial(flow.store, ports, session))
         if spec.observes:
             observations.reached(at, step, record, value, body)
         return value
 
 
-def _prepare(spec: _Read, args: Any, kwargs: dict[str, Any]) -> tuple[Here, _Steps]:
+def _prepare(spec: _Read, args: Any, kwargs: dict[str, Any]) -> tuple[Here, Steps]:
     scope.refuse_inside_pure(f"read {spec.name!r}")
-    tool = kwargs.pop(_TOOL, None)
+    tool = kwargs.pop(TOOL, None)
     call_id = None
     if "call_id" in kwargs and "call_id" not in spec.signature.parameters:
         given = kwargs.pop("call_id")
@@ -291,7 +282,7 @@ def _prepare(spec: _Read, args: Any, kwargs: dict[str, Any]) -> tuple[Here, _Ste
     bound = spec.signature.bind(*args, **kwargs)
     bound.apply_defaults()
     at = here(spec.name, [*args, *kwargs.values(), tool], kind="read")
-    call_id = call_id or _tool_place(at, tool)
+    call_id = call_id or tool_place(at, tool)
     request = spec.request(at, bound, call_id)
     return at, _steps(spec, at, request, functools.partial(spec.fn, *args, **kwargs))
 
@@ -304,16 +295,16 @@ def _drive(spec: _Read, args: Any, kwargs: dict[str, Any]) -> Any:
     at: Here | None = None
     try:
         at, steps = _prepare(spec, args, dict(kwargs))
-        return _pump(steps, functools.partial(_act, spec))
+        return pump(steps, functools.partial(_act, spec))
     except SurefootError as error:
         if at is not None:
-            _step_aside(at, error)
+            step_aside(at, error)
         raise bubbling(error) from None
 
 
 def _act(spec: _Read, wanted: Any) -> Any:
     result = wanted.run()
-    if isinstance(wanted, _User) and inspect.isawaitable(result):
+    if isinstance(wanted, User) and inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
         raise Misuse(
@@ -337,12 +328,12 @@ async def _drive_async(spec: _Read, args: Any, kwargs: dict[str, Any]) -> Any:
                 return done.value
             value, error = None, None
             try:
-                value = await _act_async(at, wanted)
+                value = await act_async(at, wanted)
             except BaseException as raised:  # noqa: BLE001 - handed to the steps, which re-raise
                 error = raised
     except SurefootError as failed:
         if at is not None:
-            await at.core.offload.run(_step_aside, at, failed)
+            await at.core.offload.run(step_aside, at, failed)
         raise bubbling(failed) from None
 
 

@@ -20,17 +20,8 @@ from langgraph.errors import GraphBubbleUp
 from surefoot.errors import Misconfigured, Misuse
 from surefoot.langgraph import orphans
 from surefoot.langgraph.bubble import bubbling
-from surefoot.langgraph.effects import (
-    _SPEC,
-    _TOOL,
-    DEFAULTS,
-    NOT_FOR_WRAPPERS,
-    EffectCall,
-    _define,
-    _drive,
-    _drive_async,
-    _Effect,
-)
+from surefoot.langgraph.definition import NOT_FOR_WRAPPERS, SPEC, TOOL, EffectSpec, define
+from surefoot.langgraph.effects import DEFAULTS, EffectCall, drive, drive_async
 from surefoot.langgraph.returns import answer_to_record, recorded_answer, with_stored_results
 from surefoot.rules.answers import NotSent
 from surefoot.rules.effects import Receiver
@@ -89,7 +80,7 @@ class ToolEffects:
         if isinstance(default, Mapping):
             _spec("(default)", default)
         # At once, so that a resumed run can ask their lookups before its first node (E7).
-        self._specs: dict[str, _Effect] = {
+        self._specs: dict[str, EffectSpec] = {
             name: _spec(name, policy)
             for name, policy in self._tools.items()
             if isinstance(policy, Mapping)
@@ -111,7 +102,7 @@ class ToolEffects:
         attempt = _Attempt(request, spec)
         spec = replace(spec, fn=functools.partial(attempt.run, execute))
         try:
-            stored = _drive(spec, (), attempt.arguments())
+            stored = drive(spec, (), attempt.arguments())
         except NotSent:
             if attempt.nothing is None:
                 raise
@@ -126,7 +117,7 @@ class ToolEffects:
         attempt = _Attempt(request, spec)
         spec = replace(spec, fn=functools.partial(attempt.run_async, execute))
         try:
-            stored = await _drive_async(spec, (), attempt.arguments())
+            stored = await drive_async(spec, (), attempt.arguments())
         except NotSent:
             if attempt.nothing is None:
                 raise
@@ -186,7 +177,7 @@ class ToolEffects:
 
     # --- what is declared -----------------------------------------------------------------------
 
-    def _declared(self, name: str) -> _Effect | None:
+    def _declared(self, name: str) -> EffectSpec | None:
         """The effect that is declared for a tool, if one is."""
         policy = self._tools.get(name, self._default)
         if not isinstance(policy, Mapping):
@@ -196,7 +187,7 @@ class ToolEffects:
             found = self._specs.setdefault(name, _spec(name, policy))
         return found
 
-    def _spec_for(self, request: Any) -> _Effect | None:
+    def _spec_for(self, request: Any) -> EffectSpec | None:
         """The effect that a call is; None when it is to be run as it is."""
         name = str(request.tool_call["name"])
         policy = self._tools.get(name, self._default)
@@ -247,7 +238,7 @@ def _checked(name: str, policy: Any) -> Policy:
     return policy
 
 
-def _spec(name: str, policy: Mapping[str, Any]) -> _Effect:
+def _spec(name: str, policy: Mapping[str, Any]) -> EffectSpec:
     settings = {**DEFAULTS, **policy}
     settings["name"] = settings["name"] or name
     inputs = settings["inputs"]
@@ -271,7 +262,7 @@ def _spec(name: str, policy: Mapping[str, Any]) -> _Effect:
     if callable(hook):
         settings["reconcile"] = with_stored_results(hook)
     settings |= {"inputs": chosen, "operation_id": None if named is None else operation}
-    return replace(_define(body, settings), sealed=True)
+    return replace(define(body, settings), sealed=True)
 
 
 def _body(arguments: Mapping[str, Any], call: EffectCall) -> Any:
@@ -285,8 +276,8 @@ async def _body_async(arguments: Mapping[str, Any], call: EffectCall) -> Any:
 def _inner_effect(tool: BaseTool | None) -> str | None:
     """Name of the effect that a tool's function is, if it is one."""
     for attribute in ("func", "coroutine"):
-        spec = getattr(getattr(tool, attribute, None), _SPEC, None)
-        if isinstance(spec, _Effect):
+        spec = getattr(getattr(tool, attribute, None), SPEC, None)
+        if isinstance(spec, EffectSpec):
             return spec.name
     return None
 
@@ -315,7 +306,7 @@ class _Attempt:
     an error into a message; only the tool itself knows whether it failed.
     """
 
-    def __init__(self, request: Any, spec: _Effect) -> None:
+    def __init__(self, request: Any, spec: EffectSpec) -> None:
         self._request, self._spec = request, spec
         self._asked = self._entered = False
         self._raised: BaseException | None = None
@@ -324,7 +315,7 @@ class _Attempt:
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of the effect's call."""
         asked = self._request.tool_call.get("args") or {}
-        return {"arguments": dict(asked), _TOOL: self._request.runtime}
+        return {"arguments": dict(asked), TOOL: self._request.runtime}
 
     def run(
         self, execute: Callable[[Any], Any], arguments: Mapping[str, Any], call: EffectCall
