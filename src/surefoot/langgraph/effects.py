@@ -536,6 +536,7 @@ def drive(
 
 
 def step_aside(at: Here, error: SurefootError) -> None:
+    """Gives the lease back where a refusal is about to end the run; nothing else would."""
     if not isinstance(error, Refused):
         return
     with contextlib.suppress(SurefootError):  # the refusal is what the caller has to see
