@@ -173,8 +173,10 @@ def test_real_processes(stores: dict[str, str], receiver: CountingReceiver) -> N
 def test_planted_bugs_are_found(
     make: Callable[..., Any], difference: str, receiver: CountingReceiver
 ) -> None:
+    # Under "async" a save may overtake the node behind it, so that a boundary lies elsewhere in
+    # another run; this asks for the very same one again.
     with pytest.raises(NotEquivalent) as caught:
-        check(make, receiver)
+        check(make, receiver, durability="sync")
     error = caught.value
     expect(error.boundary is not None, error)
     expect(difference in error.differences, error)
@@ -183,7 +185,7 @@ def test_planted_bugs_are_found(
     expect((again.boundary, again.differences) == (error.boundary, error.differences), again)
     # As it says, the same one is seen again, alone.
     with pytest.raises(NotEquivalent) as second:
-        check(make, receiver, boundaries=[error.boundary])
+        check(make, receiver, durability="sync", boundaries=[error.boundary])
     expect(second.value.boundary == error.boundary, second.value)
     expect(repr(error.boundary) in error.reproduce, error.reproduce)
 
