@@ -360,7 +360,7 @@ EFFECTS = (
     Mutant(
         "E6-proof-older-than-what-was-lost",
         "rules/effects.py",
-        "    if state in _PROVEN_NOTHING and facts.lost:\n",
+        "    if state in PROVEN_NOTHING and facts.lost:\n",
         "    if False:\n",
         "the attempt after the recorded failure happened, and was lost",
         (

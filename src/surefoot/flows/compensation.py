@@ -16,13 +16,12 @@ from surefoot.flows.cover import cover_of
 from surefoot.flows.values import Loader
 from surefoot.ports import Ports, Serializer
 from surefoot.rules.bodies import EffectBody
+from surefoot.rules.effects import PROVEN_NOTHING
 from surefoot.rules.envelope import Kind
 from surefoot.rules.reads import READ
 from surefoot.session import Session
 
 __all__ = ["Target", "Undo", "find_target"]
-
-_PROVEN_NOTHING = frozenset({"failed", "absent"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ def _candidates(ports: Ports, session: Session, undo: Undo) -> list[EffectBody]:
             body = effect_of(identity.thread, record)
             if body.receiver != READ:
                 newest.setdefault(body.origin, body)
-    undone = {b.compensates for b in newest.values() if b.state not in _PROVEN_NOTHING}
+    undone = {b.compensates for b in newest.values() if b.state not in PROVEN_NOTHING}
     return [
         body
         for origin, body in newest.items()

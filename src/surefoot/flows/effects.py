@@ -27,6 +27,8 @@ from surefoot.ports import Ports, Serializer
 from surefoot.rules.answers import Absent, Answer, Committed, Conflicting
 from surefoot.rules.bodies import BODY_SCHEMAS, EffectBody, Typed
 from surefoot.rules.effects import (
+    MAYBE_SENT,
+    PROVEN_NOTHING,
     Barrier,
     BarrierFacts,
     Call,
@@ -75,8 +77,6 @@ __all__ = [
 ]
 
 _MARGIN_MS = 1_000
-_PROVEN_NOTHING = frozenset({"failed", "absent"})
-_MAYBE_SENT = frozenset({"started", "in_doubt"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +380,7 @@ def _carry_out(
     if call.forked:
         raise _on_fork(session, request, body, call.reason)
     if call.verdict is Verdict.REFUSE:
-        if held is None or held.state in _PROVEN_NOTHING:
+        if held is None or held.state in PROVEN_NOTHING:
             # So that it stands in the ledger, and a decision can settle it.
             held = replace(held or body, state="in_doubt", error=call.reason)
             _record(ports, session, held, rows)
@@ -405,8 +405,8 @@ def _start(
     slot = body.slot
     session.running.add(slot)
     try:
-        fresh = held is None or held.state in _PROVEN_NOTHING
-        maybe = held if held is not None and held.state in _MAYBE_SENT else None
+        fresh = held is None or held.state in PROVEN_NOTHING
+        maybe = held if held is not None and held.state in MAYBE_SENT else None
         step.body = replace(
             body,
             attempt=1 if held is None else held.attempt + 1,
@@ -505,7 +505,7 @@ def _require_unique(
     if request.call_id is None and place.family != (place.namespace, place.path):
         for other in session.effects.values():
             same = (other.family, other.fingerprint) == (family, request.fingerprint)
-            if same and other.slot != slot and other.state not in _PROVEN_NOTHING:
+            if same and other.slot != slot and other.state not in PROVEN_NOTHING:
                 raise Misuse(
                     field=f"effect {request.name!r}",
                     reason=(
@@ -613,7 +613,7 @@ def _body(
 
 def _due_us(request: CallRequest, held: EffectBody | None, now_us: int) -> int | None:
     """Until when a doubt has to be settled; sending again does not put that off."""
-    if held is not None and held.state in _MAYBE_SENT and held.due_us is not None:
+    if held is not None and held.state in MAYBE_SENT and held.due_us is not None:
         return held.due_us
     return None if request.deadline_ms is None else now_us + request.deadline_ms * 1_000
 
@@ -858,7 +858,7 @@ def take_over(
                 now = adoption.take(session, found, place)
                 _record(ports, session, now)
         now = now or held
-        if now.state not in _MAYBE_SENT:
+        if now.state not in MAYBE_SENT:
             return Step(Verdict.REPLAY, request, now)
         if now.slot in session.running:
             raise _at_once(request)

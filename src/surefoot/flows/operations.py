@@ -12,6 +12,7 @@ from dataclasses import replace
 from surefoot.flows.acquire import acquire, release
 from surefoot.flows.effects import CallPlace, CallRequest, guard_lease
 from surefoot.ports import Ports
+from surefoot.rules.doubts import is_open
 from surefoot.rules.effects import operation_thread
 from surefoot.session import Session
 
@@ -28,7 +29,6 @@ _NOWHERE = CallPlace(
     family=("", ""),
     origin="",
 )
-_CLOSED = frozenset({"succeeded", "failed", "absent", "compensated"})
 
 
 def open_operation(ports: Ports, session: Session, request: CallRequest) -> Session:
@@ -69,7 +69,7 @@ def close_operation(ports: Ports, operation: Session) -> None:
     """
     with operation.lock:
         for slot, body in operation.effects.items():
-            if body.state in _CLOSED:
+            if not is_open(body.state):
                 operation.intents.pop(slot, None)
         operation.running.clear()
     release(ports, operation)

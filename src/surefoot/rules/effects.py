@@ -14,7 +14,9 @@ from surefoot.rules.envelope import tlv
 from surefoot.rules.fingerprint import Unfingerprintable, fingerprint
 
 __all__ = [
+    "MAYBE_SENT",
     "OPERATION_PREFIX",
+    "PROVEN_NOTHING",
     "Barrier",
     "BarrierFacts",
     "Call",
@@ -242,8 +244,10 @@ class Call:
     forked: bool = False
 
 
-_PROVEN_NOTHING = frozenset({"failed", "absent"})
-_OPEN = frozenset({"started", "in_doubt"})
+#: States that prove that nothing happened.
+PROVEN_NOTHING = frozenset({"failed", "absent"})
+#: States in which it may have been sent, and nobody has judged it yet.
+MAYBE_SENT = frozenset({"started", "in_doubt"})
 
 
 def decide_call(facts: CallFacts, on_fork: str = "adopt") -> Call:
@@ -287,15 +291,15 @@ def decide_call(facts: CallFacts, on_fork: str = "adopt") -> Call:
         facts = replace(facts, intent=True)
     if state is None:
         return _decide_elsewhere(facts, on_fork) or _decide_missing(facts)
-    if state in _PROVEN_NOTHING and facts.lost:
+    if state in PROVEN_NOTHING and facts.lost:
         return _decide_open(facts, state)
-    if state in _PROVEN_NOTHING:
+    if state in PROVEN_NOTHING:
         return Call(Verdict.RUN, f"the last attempt is recorded as {state}: nothing happened")
     if not facts.same_arguments:
         return Call(Verdict.CONFLICT, f"the recorded call is {state} with other arguments")
     if state == "succeeded":
         return Call(Verdict.REPLAY, "recorded as succeeded")
-    if state in _OPEN:
+    if state in MAYBE_SENT:
         return _decide_open(facts, state)
     if state == "abandoned":
         return Call(Verdict.REFUSE, "abandoned by decision; another decision can settle it")

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from surefoot.rules.effects import MAYBE_SENT, PROVEN_NOTHING
+
 __all__ = ["Fate", "OrphanFacts", "decide_orphan"]
 
-_PROVEN_NOTHING = frozenset({"failed", "absent", "compensated"})
-_OPEN = frozenset({"started", "in_doubt"})
+#: Of these nothing is left in the world: they never happened, or were undone.
+_NOTHING = PROVEN_NOTHING | {"compensated"}
 
 
 class Fate(Enum):
@@ -45,9 +47,9 @@ def decide_orphan(facts: OrphanFacts) -> Fate:
     nothing that the ledger would know of. What is open is asked about, or a person decides:
     the model's next answer is no evidence.
     """
-    own = [state for state in facts.own if state not in _PROVEN_NOTHING]
-    loose = [state for state in facts.loose if state not in _PROVEN_NOTHING]
-    if len(own) == 1 and own[0] in _OPEN and facts.askable:
+    own = [state for state in facts.own if state not in _NOTHING]
+    loose = [state for state in facts.loose if state not in _NOTHING]
+    if len(own) == 1 and own[0] in MAYBE_SENT and facts.askable:
         return Fate.OPEN
     if any(state != "succeeded" for state in own):
         return Fate.DOUBT
