@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from tests.effects.conftest import Bench, State
 
 from surefoot import Absent, Committed, EffectCall, NotSent, Unknown, effect_node
-from surefoot.errors import EffectConflict, EffectInDoubt, EffectResultLost, Misconfigured, Misuse
+from surefoot.errors import EffectInDoubt, EffectResultLost, Misconfigured, Misuse, StaleInput
 
 RETRY = RetryPolicy(max_attempts=2, initial_interval=0.001, jitter=False)
 
@@ -222,14 +222,14 @@ def again_with(bench: Bench, node: Any, first: Any, second: Any) -> Any:
 @pytest.mark.parametrize(
     ("inputs", "second", "differs"),
     [
-        (None, {"n": 1, "note": "b"}, ["note"]),
+        (None, {"n": 1, "note": "b"}, ["changed: note"]),
         (["n"], {"n": 1, "note": "b"}, None),
-        (["n"], {"n": 2, "note": "a"}, ["n"]),
+        (["n"], {"n": 2, "note": "a"}, ["changed: n"]),
         (["n", "log"], {"n": 1, "note": "b"}, None),
         (lambda state: {"amount": state["n"]}, {"n": 1, "note": "b"}, None),
-        (lambda state: {"amount": state["n"]}, {"n": 2, "note": "a"}, ["amount"]),
+        (lambda state: {"amount": state["n"]}, {"n": 2, "note": "a"}, ["changed: amount"]),
         (lambda state: state["n"], {"n": 1, "note": "b"}, None),
-        (lambda state: state["n"], {"n": 2, "note": "a"}, ["inputs"]),
+        (lambda state: state["n"], {"n": 2, "note": "a"}, ["changed: inputs"]),
     ],
     ids=["all", "same key", "other key", "absent key", "map", "other map", "value", "other value"],
 )
@@ -242,7 +242,7 @@ def test_what_is_meant(bench: Bench, inputs: Any, second: Any, differs: list[str
     if differs is None:
         assert again_with(bench, node, first, second)["log"] == [1]
     else:
-        with pytest.raises(EffectConflict) as caught:
+        with pytest.raises(StaleInput) as caught:
             again_with(bench, node, first, second)
         assert caught.value.differs == differs
     assert bench.world.sent == [1]

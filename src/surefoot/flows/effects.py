@@ -18,6 +18,7 @@ from surefoot.errors import (
     EffectResultLost,
     Misuse,
     NotStorable,
+    StaleInput,
 )
 from surefoot.flows import adoption, journal, save
 from surefoot.flows.compensation import Undo, find_target
@@ -46,6 +47,7 @@ from surefoot.rules.effects import (
     slot_of,
 )
 from surefoot.rules.envelope import Kind, Record
+from surefoot.rules.reads import differences, outline
 from surefoot.rules.transport import decide_failed
 from surefoot.session import Known, LooseEffect, Session
 
@@ -130,6 +132,7 @@ class CallRequest:
         caller: For an operation: the thread that calls it.
         undo: The effect that the call undoes, if it does; what it is given is found then.
         undoes: The slot of that effect, once it is found.
+        is_step: The call is a whole node, and its arguments are the node's input.
         risk: As declared, for the queue of doubts; None is normal.
         deadline_ms: Time from the start until which a doubt has to be settled.
     """
@@ -149,6 +152,7 @@ class CallRequest:
     caller: str = ""
     undo: Undo | None = None
     undoes: bytes = b""
+    is_step: bool = False
     risk: str | None = None
     deadline_ms: int | None = None
 
@@ -1087,10 +1091,11 @@ def _conflict(
     held: EffectBody,
     request: CallRequest,
     reason: str,
-) -> EffectConflict:
+) -> EffectConflict | StaleInput:
     """The error for other arguments than recorded; names what differs, shows no values.
 
-    The arguments that were proposed are kept in the ledger beside the recorded ones.
+    The stored result of a whole node whose input moved is stale. The arguments that were proposed
+    are kept in the ledger beside the recorded ones.
     """
     before = {} if held.arguments is None else _load(ports, session, serde, held.arguments)
     now = request.arguments
@@ -1102,6 +1107,8 @@ def _conflict(
         or decide_match([name], {name: now[name]}, before) is not None
     ]
     _keep_both(ports, session, serde, held, request)
+    if request.is_step and held.state == "succeeded":
+        return _stale(session, held, before, request)
     return EffectConflict(
         effect=held.name,
         thread=session.identity.thread,
@@ -1110,6 +1117,24 @@ def _conflict(
         position=held.position,
         key=held.key,
         differs=names,
+        recorded=held.fingerprint.hex(),
+        proposed=request.fingerprint.hex(),
+    )
+
+
+def _stale(
+    session: Session, held: EffectBody, before: Mapping[str, Any], request: CallRequest
+) -> StaleInput:
+    differs = differences(
+        outline(before, effect=request.name), outline(request.arguments, effect=request.name)
+    )
+    return StaleInput(
+        step=held.name,
+        thread=session.identity.thread,
+        reason=f"its inputs moved: {', '.join(differs) or 'deep inside them'}",
+        slot=held.slot.hex(),
+        position=held.position,
+        differs=differs,
         recorded=held.fingerprint.hex(),
         proposed=request.fingerprint.hex(),
     )

@@ -72,6 +72,8 @@ class EffectSpec:
     depends_on: tuple[str, ...] = ()
     #: An error of the body stops the run, because whoever calls might turn it into a message.
     sealed: bool = False
+    #: It is a whole node; what it is given is the node's input.
+    is_step: bool = False
     #: What an exception of the body proves.
     outcome_of: OutcomeOf | None = None
 
@@ -99,6 +101,7 @@ class EffectSpec:
             window_ms=self.window_ms,
             can_ask=self.reconcile is not None,
             operation=self.operation(bound),
+            is_step=self.is_step,
             risk=self.risk,
             deadline_ms=self.deadline_ms,
         )

@@ -97,7 +97,8 @@ def effect_node(
 
     Raises:
         Misconfigured: At definition: the settings contradict each other.
-        EffectConflict: In a run: recorded at this place with another input.
+        StaleInput: In a run: the recorded result belongs to another input; says what moved.
+        EffectConflict: In a run: it may have happened with another input.
         EffectInDoubt: In a run: nobody can prove whether it happened.
     """
     wrong = [key for key in more if key not in DEFAULTS or key in NOT_FOR_WRAPPERS]
@@ -189,7 +190,7 @@ def _define_node(fn: Node, settings: Mapping[str, Any]) -> EffectSpec:
         "reconcile": hook,
         "operation_id": None if named is None else operation,
     }
-    return define(fn, settings)
+    return replace(define(fn, settings), is_step=True)
 
 
 def _state_parameter(fn: Node, where: str) -> str:
