@@ -18,6 +18,7 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, RetryPolicy, Send, interrupt
+from pydantic import BaseModel
 from tests.effects.conftest import Bench, State
 
 from surefoot import (
@@ -1606,16 +1607,115 @@ def test_a_refusal_is_no_message_for_the_model(bench: Bench, asynchronous: bool)
 
 
 def test_an_ordinary_tool_error_still_reaches_the_model(bench: Bench) -> None:
+    """What is proven: nothing happened, so a call that the model makes again is no second one."""
+
+    class Declined(Exception):
+        """The receiver said no."""
+
     @tool
-    @effect
+    @effect(failed_when=Declined)
     def pay(amount: int) -> str:
         """Pays."""
-        raise NotSent("the card was declined")
+        raise Declined("by the bank") if amount > 1 else NotSent("the card was declined")
 
-    message = calls_message(("pay", {"amount": 1}))
+    message = calls_message(("pay", {"amount": 1}), ("pay", {"amount": 2}))
     graph = tool_graph(bench, [pay], lambda: message, handle_tool_errors=True)
-    (content,) = contents(graph.invoke({"messages": []}, bench.config()))
-    assert "declined" in content
+    first, second = contents(graph.invoke({"messages": []}, bench.config()))
+    assert "declined" in first
+    assert "by the bank" in second
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("settings", [{}, {"idempotent": True}], ids=["N", "K"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("handle", [True, False])
+@pytest.mark.parametrize("own_schema", [True, False])
+def test_a_tool_error_that_proves_nothing_is_no_message_for_the_model(
+    either: Bench, asynchronous: bool, settings: Any, handle: bool, own_schema: bool
+) -> None:
+    """A model that is told of a time-out calls again, under another key: a second charge."""
+    fault = once(TimeoutError("no answer"), None)
+    if asynchronous:
+
+        @effect(**settings)
+        async def pay(amount: int, *, idempotency_key: str) -> str:
+            """Pays."""
+            either.world.send(amount, idempotency_key)
+            fault()
+            return "paid"
+
+    else:
+
+        @effect(**settings)
+        def pay(amount: int, *, idempotency_key: str) -> str:
+            """Pays."""
+            either.world.send(amount, idempotency_key)
+            fault()
+            return "paid"
+
+    class Asked(BaseModel):
+        """What the model is asked for."""
+
+        amount: int
+
+    made = tool("pay", args_schema=Asked)(pay) if own_schema else tool("pay")(pay)
+    models: list[int] = []
+
+    def message() -> AIMessage:
+        models.append(1)
+        return calls_message(("pay", {"amount": 1}))
+
+    graph = tool_graph(either, [made], message, handle_tool_errors=handle)
+    config = either.config()
+
+    def run(given: Any) -> Any:
+        if asynchronous:
+            return asyncio.run(graph.ainvoke(given, config))
+        return graph.invoke(given, config)
+
+    with pytest.raises(EffectInDoubt) as caught:
+        run({"messages": []})
+    assert isinstance(caught.value, GraphBubbleUp)
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert either.world.sent == [1]
+    assert contents(graph.get_state(config).values) == []
+    if not settings:
+        with pytest.raises(EffectInDoubt):
+            run(None)
+        assert either.world.sent == [1]
+        return
+    assert contents(run(None)) == ["paid"]
+    assert either.world.sent == [1, 1]
+    assert len(set(either.world.keys)) == 1
+    assert len(models) == 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"idempotent": True}], ids=["N", "K"])
+def test_no_retry_policy_of_a_tool_node_sends_what_is_in_doubt(bench: Bench, settings: Any) -> None:
+    """Class N: once. Class K stops as well, and the next run sends under the same key."""
+    fault = once(TimeoutError("no answer"), None)
+
+    @tool
+    @effect(**settings)
+    def pay(amount: int, *, idempotency_key: str) -> str:
+        """Pays."""
+        bench.world.send(amount, idempotency_key)
+        fault()
+        return "paid"
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", lambda s: {"messages": [calls_message(("pay", {"amount": 1}))]})
+    retries = RetryPolicy(max_attempts=3, initial_interval=0.001, jitter=False, retry_on=Exception)
+    builder.add_node("tools", ToolNode([pay]), retry_policy=retries)
+    builder.add_edge(START, "model")
+    builder.add_edge("model", "tools")
+    graph, config = builder.compile(checkpointer=bench.saver), bench.config()
+    with pytest.raises(EffectInDoubt):
+        graph.invoke({"messages": []}, config)
+    assert bench.world.sent == [1]
+    if settings:
+        assert contents(graph.invoke(None, config)) == ["paid"]
+        assert len(set(bench.world.keys)) == 1
 
 
 # --- cancellation (case 19) ----------------------------------------------------------------------

@@ -12,6 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar, overload
 
@@ -140,7 +141,8 @@ def effect(
 
     The function may take ``idempotency_key`` (str, the key to send) or ``call``
     (`EffectCall`). Two calls of one task that run at the same time need a ``call_id=`` each.
-    For a tool, put ``@effect`` below ``@tool``.
+    For a tool, put ``@effect`` below ``@tool``; there an error that proves nothing stops the run
+    with `EffectInDoubt`, so that no model is told of it and calls again.
 
     Args:
         fn: The function, sync or async.
@@ -517,6 +519,9 @@ def _prepare(
     if inverse is not None:
         return at, _steps(inverse, at, spec.undo(inverse, at, bound, call_id), (), {})
     request = spec.request(at, bound, call_id)
+    if tool is not None:
+        # A tool node tells the model of errors, and a model that calls again gets another key.
+        spec = replace(spec, sealed=True)
     return at, _steps(spec, at, request, args, kwargs)
 
 
@@ -532,7 +537,7 @@ def drive(
     except SurefootError as error:
         if at is not None:
             step_aside(at, error)
-        raise bubbling(error) from None
+        raise bubbling(error) from error.__cause__
 
 
 def step_aside(at: Here, error: SurefootError) -> None:
@@ -570,4 +575,4 @@ async def drive_async(
     except SurefootError as failed:
         if at is not None:
             await at.core.offload.run(step_aside, at, failed)
-        raise bubbling(failed) from None
+        raise bubbling(failed) from failed.__cause__

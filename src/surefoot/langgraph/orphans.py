@@ -88,7 +88,7 @@ def answer(spec_of: SpecOf, messages: Sequence[Any], key: str, config: Any) -> A
     except SurefootError as error:
         if at is not None:
             step_aside(at, error)
-        raise bubbling(error) from None
+        raise bubbling(error) from error.__cause__
     return _update(messages, found, key)
 
 
@@ -104,7 +104,7 @@ async def answer_async(spec_of: SpecOf, messages: Sequence[Any], key: str, confi
     except SurefootError as error:
         if at is not None:
             await at.core.offload.run(step_aside, at, error)
-        raise bubbling(error) from None
+        raise bubbling(error) from error.__cause__
     return _update(messages, found, key)
 
 

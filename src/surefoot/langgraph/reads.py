@@ -299,7 +299,7 @@ def _drive(spec: _Read, args: Any, kwargs: dict[str, Any]) -> Any:
     except SurefootError as error:
         if at is not None:
             step_aside(at, error)
-        raise bubbling(error) from None
+        raise bubbling(error) from error.__cause__
 
 
 def _act(spec: _Read, wanted: Any) -> Any:
@@ -334,7 +334,7 @@ async def _drive_async(spec: _Read, args: Any, kwargs: dict[str, Any]) -> Any:
     except SurefootError as failed:
         if at is not None:
             await at.core.offload.run(step_aside, at, failed)
-        raise bubbling(failed) from None
+        raise bubbling(failed) from failed.__cause__
 
 
 # --- pure steps --------------------------------------------------------------------------------
