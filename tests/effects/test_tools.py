@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import (
     BaseTool,
@@ -17,8 +17,10 @@ from langchain_core.tools import (
     ToolException,
     tool,
 )
+from langgraph.channels import DeltaChannel
 from langgraph.errors import GraphBubbleUp
 from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph.message import REMOVE_ALL_MESSAGES, _messages_delta_reducer
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, RetryPolicy, Send, interrupt
 from tests.effects.conftest import Bench
@@ -1068,6 +1070,96 @@ def test_orphans_under_every_durability(bench: Bench, durability: str) -> None:
     assert dict(results(state))["call-0"] == "paid 3"
     assert is_valid(state["messages"])
     assert bench.world.sent == [3]
+
+
+# --- messages in a DeltaChannel ----------------------------------------------------------------
+
+
+class Chat:
+    """Two turns, each with a payment; messages are stored only now and then."""
+
+    def __init__(self, bench: Bench, snapshot_frequency: int, *tools: BaseTool) -> None:
+        self.config = bench.config()
+        self.seen: list[list[Any]] = []
+        effects = wrap_tool_call({"pay": {}}, default="pure")
+        channel = DeltaChannel(_messages_delta_reducer, list, snapshot_frequency=snapshot_frequency)
+        # Not a class: its annotation could not be evaluated in this scope.
+        schema: Any = TypedDict("schema", {"messages": Annotated[list, channel]})
+        asked = iter(
+            [
+                calls(("pay", {"amount": 1}), prefix="one"),
+                AIMessage("done", id="said"),
+                calls(("pay", {"amount": 3}), ("breaks", {}), prefix="two"),
+                AIMessage("the end"),
+            ]
+        )
+
+        def model(state: Any) -> Any:
+            self.seen.append(list(state["messages"]))
+            return {"messages": [next(asked)]}
+
+        builder = StateGraph(schema)
+        builder.add_node("answer_orphans", effects.orphans_node())
+        builder.add_node("model", model)
+        builder.add_node(
+            "tools",
+            ToolNode([*tools], wrap_tool_call=effects, awrap_tool_call=effects.on_loop),
+        )
+        builder.add_edge(START, "answer_orphans")
+        builder.add_edge("answer_orphans", "model")
+        builder.add_conditional_edges(
+            "model", lambda s: "tools" if s["messages"][-1].tool_calls else END, ["tools", END]
+        )
+        builder.add_edge("tools", "answer_orphans")
+        self.graph = builder.compile(checkpointer=bench.saver)
+        self.stops = builder.compile(checkpointer=bench.saver, interrupt_before=["tools"])
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("frequency", [1, 1_000], ids=["stored", "not-stored"])
+def test_an_orphan_whose_message_is_not_stored_is_never_denied(
+    either: Bench, run: Run, frequency: int
+) -> None:
+    """The search finds the effect, and cannot read for which call it was: it says so."""
+    settled = recorded(either, "succeeded")
+    pay, breaks = sender(either), dies_once(lambda: either.world.count == 2 and settled())
+    chat = Chat(either, frequency, pay, breaks)
+    run(chat.graph, {"messages": [HumanMessage("pay")]}, chat.config)
+    with pytest.raises(Kill):
+        chat.graph.invoke({"messages": [HumanMessage("pay more")]}, chat.config)
+    assert either.world.sent == [1, 3]
+    if frequency > 1:
+        asked = len(chat.seen)
+        for given in ({"messages": [HumanMessage("well?")]}, None):
+            with pytest.raises(Misuse, match="DeltaChannel"):
+                run(chat.graph, given, chat.config)
+        assert len(chat.seen) == asked, "no model is asked before somebody knows"
+        held = chat.graph.get_state(chat.config).values["messages"]
+        (turn,) = [n for n, m in enumerate(held) if isinstance(m, AIMessage) and m.tool_calls][1:]
+        told = [ToolMessage("paid 3", tool_call_id="two-0", name="pay")]
+        told.append(ToolMessage("no result", tool_call_id="two-1", name="breaks"))
+        whole = [RemoveMessage(REMOVE_ALL_MESSAGES), *held[: turn + 1], *told, *held[turn + 1 :]]
+        chat.graph.update_state(chat.config, {"messages": whole}, as_node="answer_orphans")
+        state = run(chat.graph, None, chat.config)
+    else:
+        state = run(chat.graph, {"messages": [HumanMessage("well?")]}, chat.config)
+    assert dict(results(state))["two-0"] == "paid 3"
+    assert is_valid(chat.seen[-1])
+    assert state["messages"][-1].content == "the end"
+    assert either.world.sent == [1, 3]
+
+
+@pytest.mark.parametrize("frequency", [1, 1_000], ids=["stored", "not-stored"])
+def test_what_the_state_has_taken_up_is_no_effect_of_an_orphan(
+    bench: Bench, run: Run, frequency: int
+) -> None:
+    """An equal call of an earlier turn stands in the way of nothing, stored or not."""
+    chat = Chat(bench, frequency, sender(bench), dies_once(lambda: True))
+    run(chat.graph, {"messages": [HumanMessage("pay")]}, chat.config)
+    run(chat.stops, {"messages": [HumanMessage("pay more")]}, chat.config)
+    state = run(chat.graph, {"messages": [HumanMessage("well?")]}, chat.config)
+    assert "Not carried out" in dict(results(state))["two-0"]
+    assert bench.world.sent == [1]
 
 
 # --- operations (E4c) --------------------------------------------------------------------------

@@ -53,6 +53,15 @@ def test_nothing_is_said_only_when_nothing_is_open_or_done() -> None:
                     assert sorted(set(own) - set(NOTHING)) == ["succeeded"]
 
 
+@pytest.mark.parametrize("state", EVERY)
+def test_what_may_belong_to_the_call_is_never_denied(state: str) -> None:
+    """Also where something of its own is known: another attempt may lie in what is not readable."""
+    for own in ([], ["succeeded"], ["failed"]):
+        facts = OrphanFacts(own, [], askable=True, unread=[state])
+        readable = decide_orphan(OrphanFacts(own, [], askable=True))
+        assert decide_orphan(facts) is (readable if state in NOTHING else Fate.UNREAD)
+
+
 @pytest.mark.parametrize("call", [0, 12, "tool:3", "orphan:a call b"])
 def test_a_shown_position_names_its_call(call: int | str) -> None:
     at = Position("t", "thread", 1, b"", (3, 4), "node call x|sub", "(a,b)", "pay", call)

@@ -7,9 +7,9 @@ under the checkpoint whose state ends in the message that asked for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from surefoot.flows.acquire import checkpoint_of, effect_of
 from surefoot.flows.chain import Chain
@@ -22,9 +22,12 @@ from surefoot.rules.effects import call_in
 from surefoot.rules.envelope import Kind
 from surefoot.session import Session
 
-__all__ = ["Trace", "traces"]
+__all__ = ["Holds", "Trace", "traces"]
 
 _Place = tuple[str, str]
+#: Takes the values of a checkpoint and the names of those that it does not store (DeltaChannels
+#: between two snapshots), and says whether the state holds a call; None when that is not known.
+Holds: TypeAlias = Callable[[Mapping[str, Any], Set[str]], "bool | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +38,14 @@ class Trace:
         body: Its newest record.
         call: Its call id within the task, or its number.
         values: Channel values of the checkpoint it ran under; None when that is not stored.
+        unread: Nobody can tell from them which calls they hold, and no later checkpoint of this
+            history has folded the effect.
     """
 
     body: EffectBody
     call: str
     values: Mapping[str, Any] | None
+    unread: bool = False
 
 
 def traces(
@@ -47,7 +53,7 @@ def traces(
     session: Session,
     serde: Serializer,
     at: _Place | None,
-    holds: Callable[[Mapping[str, Any]], bool],
+    holds: Holds,
 ) -> list[Trace]:
     """Effects that ran under checkpoints whose state may hold the interrupted calls.
 
@@ -58,6 +64,7 @@ def traces(
         at: The checkpoint (namespace, id) to begin at, published; None looks at everything.
         holds: Whether a state holds one of the calls. The search ends at the first ancestor
             that does not, behind those that do: nothing ran for a call before it was asked for.
+            Where it is not known, the search goes on.
 
     Raises:
         TamperDetected: Something does not verify.
@@ -76,11 +83,12 @@ def _walk(
     loader: Loader,
     session: Session,
     at: _Place | None,
-    holds: Callable[[Mapping[str, Any]], bool],
+    holds: Holds,
 ) -> Iterator[Trace]:
     thread = chain.identity.thread
     found: dict[_Place, dict[bytes, EffectBody]] = {}
     held = False
+    folded: set[bytes] = set()
     newest: dict[_Place, CheckpointBody] = {}
     for record in chain.walk():
         if record.kind is Kind.EFFECT:
@@ -98,18 +106,26 @@ def _walk(
         effects = found.pop(place, {})
         if place != at and not effects:
             continue
-        values = _values(loader, body)
-        yield from (Trace(e, call_in(e.position), values) for e in effects.values())
+        values, missing = _values(loader, body)
+        holding = holds(values, missing)
+        for e in effects.values():
+            unread = holding is None and e.slot not in folded
+            yield Trace(e, call_in(e.position), values, unread)
         if place == at:
-            if holds(values):
+            folded.update(body.folds)
+            if holding:
                 held = True
-            elif held:
+            elif held and holding is not None:
                 break
-            at = (body.namespace, body.parent_id) if held and body.parent_id else None
+            onward = held or holding is None
+            at = (body.namespace, body.parent_id) if onward and body.parent_id else None
     for effects in found.values():
         yield from (Trace(e, call_in(e.position), None) for e in effects.values())
 
 
-def _values(loader: Loader, body: CheckpointBody) -> dict[str, Any]:
-    loader.fetch(v.value for v in body.values)
-    return {v.channel: loader.load(v.value) for v in body.values}
+def _values(loader: Loader, body: CheckpointBody) -> tuple[dict[str, Any], Set[str]]:
+    """What a checkpoint stores, and the names of DeltaChannels that it does not store."""
+    loader.fetch([body.metadata, *(v.value for v in body.values)])
+    values = {v.channel: loader.load(v.value) for v in body.values}
+    counters = loader.load(body.metadata).get("counters_since_delta_snapshot") or {}
+    return values, frozenset(counters) - values.keys()

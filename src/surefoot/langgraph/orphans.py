@@ -7,11 +7,12 @@ the same thing again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import AIMessage, RemoveMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, ToolMessage
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command
 
@@ -84,7 +85,7 @@ def answer(spec_of: SpecOf, messages: Sequence[Any], key: str, config: Any) -> A
     at: Here | None = None
     try:
         at = here(_NAME, [config])
-        found = pump(_answers(at, spec_of, orphans), functools.partial(act, at))
+        found = pump(_answers(at, spec_of, orphans, key), functools.partial(act, at))
     except SurefootError as error:
         if at is not None:
             step_aside(at, error)
@@ -100,7 +101,9 @@ async def answer_async(spec_of: SpecOf, messages: Sequence[Any], key: str, confi
     at: Here | None = None
     try:
         at = here(_NAME, [config])
-        found = await pump_async(_answers(at, spec_of, orphans), functools.partial(act_async, at))
+        found = await pump_async(
+            _answers(at, spec_of, orphans, key), functools.partial(act_async, at)
+        )
     except SurefootError as error:
         if at is not None:
             await at.core.offload.run(step_aside, at, error)
@@ -111,18 +114,16 @@ async def answer_async(spec_of: SpecOf, messages: Sequence[Any], key: str, confi
 # --- what the ledger says ----------------------------------------------------------------------
 
 
-def _answers(at: Here, spec_of: SpecOf, orphans: Sequence[Orphan]) -> Steps:
+def _answers(at: Here, spec_of: SpecOf, orphans: Sequence[Orphan], key: str) -> Steps:
     """Looks the calls up, asks about the open ones, and gives each its result (rule E7)."""
     session = at.session
     serde = session.serde
     if serde is None:
         raise Misuse(field=_NAME, reason="the run has not loaded its thread")
     begin = yield from _begin(at)
-    ids = {orphan.call_id for orphan in orphans}
+    holds = _holds({orphan.call_id for orphan in orphans}, key)
     found: list[search.Trace] = yield Flow(
-        lambda: search.traces(
-            at.core.ports, session, serde, begin, lambda values: bool(ids & _calls_of(values))
-        )
+        lambda: search.traces(at.core.ports, session, serde, begin, holds)
     )
     results: list[tuple[Orphan, Any]] = []
     for orphan in orphans:
@@ -156,11 +157,33 @@ def _begin(at: Here) -> Steps:
     return levels[-1]
 
 
+def _holds(ids: Set[str], key: str) -> search.Holds:
+    """Whether a state holds one of these calls.
+
+    The messages may lie in a DeltaChannel, of which most checkpoints store nothing.
+    """
+
+    def holds(values: Mapping[str, Any], missing: Set[str]) -> bool | None:
+        if ids & _calls_of(values):
+            return True
+        messages = any(isinstance(m, BaseMessage) for part in _lists(values) for m in part)
+        if key in missing or (missing and not messages):
+            return None
+        return False
+
+    return holds
+
+
+def _lists(values: Mapping[str, Any]) -> list[list[Any]]:
+    """The lists of a stored state, also those in snapshots of a DeltaChannel."""
+    return lists_of({k: v.value if isinstance(v, _DeltaSnapshot) else v for k, v in values.items()})
+
+
 def _calls_of(values: Mapping[str, Any]) -> set[str]:
     """Ids of all tool calls that a state holds."""
     return {
         str(call["id"])
-        for messages in lists_of(values)
+        for messages in _lists(values)
         for message in messages
         if isinstance(message, AIMessage)
         for call in message.tool_calls
@@ -170,7 +193,7 @@ def _calls_of(values: Mapping[str, Any]) -> set[str]:
 def _last_calls_of(values: Mapping[str, Any]) -> set[str]:
     """Ids of the tool calls that the last message of the model asks for: those that run next."""
     ids: set[str] = set()
-    for messages in lists_of(values):
+    for messages in _lists(values):
         last = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
         ids |= {str(call["id"]) for call in (last.tool_calls if last is not None else ())}
     return ids
@@ -188,12 +211,33 @@ def _answer(
     for trace in found:
         news.setdefault(trace.body.origin, trace.body)  # newest first
     near = [t for t in found if t.values is None or orphan.call_id in _last_calls_of(t.values)]
-    own = [news[t.body.origin] for t in near if t.call == f"tool:{orphan.place}"]
+    place = f"tool:{orphan.place}"
+    own = [news[t.body.origin] for t in near if t.call == place]
     loose = [t.body for t in near if not t.call.startswith(("tool:", _TAKEN))]
+    maybe = (t for t in found if t.call == place or not t.call.startswith(("tool:", _TAKEN)))
+    _require_read(orphan, [news[t.body.origin].state for t in maybe if t.unread])
     told = yield from _told(
         at, serde, spec, orphan, own, loose, lambda held: _request(at, serde, spec, orphan, held)
     )
     return told
+
+
+def _require_read(orphan: Orphan, unread: Sequence[str]) -> None:
+    """Refuses to answer while an effect may be that of this call or of another one.
+
+    Raises:
+        Misuse: The messages of its checkpoint cannot be read.
+    """
+    facts = OrphanFacts((), (), askable=False, unread=unread)
+    if decide_orphan(facts) is Fate.UNREAD:
+        raise Misuse(
+            field=f"tool {orphan.name!r}, a call without a result",
+            reason=(
+                "something was done under a checkpoint that does not store its messages (a "
+                "DeltaChannel between two snapshots), so nobody can tell for which call; add the "
+                "call's result with update_state, and keep messages in an ordinary channel"
+            ),
+        )
 
 
 def _answer_of_operation(at: Here, serde: Serializer, spec: EffectSpec, orphan: Orphan) -> Steps:

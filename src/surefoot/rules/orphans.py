@@ -22,6 +22,7 @@ class Fate(Enum):
     PARTLY = "effects of it happened, and its own result was never made"
     OPEN = "nobody has asked yet what happened"
     DOUBT = "a person decides"
+    UNREAD = "something happened, and nobody can tell for which call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,14 @@ class OrphanFacts:
         loose: States of effects of the same step whose call cannot be told (they were called
             inside of a tool).
         askable: There is a lookup for the one at its own place.
+        unread: States of effects that may be its own or loose, under checkpoints whose messages
+            cannot be read.
     """
 
     own: Sequence[str]
     loose: Sequence[str]
     askable: bool
+    unread: Sequence[str] = ()
 
 
 def decide_orphan(facts: OrphanFacts) -> Fate:
@@ -45,8 +49,11 @@ def decide_orphan(facts: OrphanFacts) -> Fate:
 
     Every start is recorded before its effect (E2), so a call without a record of its own did
     nothing that the ledger would know of. What is open is asked about, or a person decides:
-    the model's next answer is no evidence.
+    the model's next answer is no evidence. The same holds for an effect that cannot be told from
+    that of another call: to say "not carried out" could be a lie.
     """
+    if any(state not in _NOTHING for state in facts.unread):
+        return Fate.UNREAD
     own = [state for state in facts.own if state not in _NOTHING]
     loose = [state for state in facts.loose if state not in _NOTHING]
     if len(own) == 1 and own[0] in MAYBE_SENT and facts.askable:
