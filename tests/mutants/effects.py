@@ -19,6 +19,10 @@ _MOVED = f"{_RESTORE}test_an_update_of_the_state_after_a_restore_moves_no_effect
 _HARDENING = "tests/saver/test_hardening.py::"
 _CONFORMS = "tests/highwater/test_conformance.py::test_sqlite_conforms"
 _DECISIONS = "tests/rules/test_decisions.py::"
+_EVENTS = "tests/rules/test_events.py::"
+_ORPHANS = "tests/rules/test_orphans.py::"
+_TOOLS = "tests/effects/test_tools.py::"
+_READ_RULES = "tests/rules/test_reads.py::"
 
 EFFECTS = (
     # --- E1: the barrier --------------------------------------------------------------------------
@@ -225,6 +229,49 @@ EFFECTS = (
         "        elif isinstance(answer, Conflicting):\n",
         "the request of the last owner may still be under way",
         (f"{_FIRST}test_the_thread_loads_at_once_and_only_the_effect_waits",),
+    ),
+    Mutant(
+        "E7-an-open-call-was-not-carried-out",
+        "rules/orphans.py",
+        '    if any(state != "succeeded" for state in own):\n',
+        '    if any(state not in {*_OPEN, "succeeded"} for state in own):\n',
+        "a call that may have happened is taken for one that did, or did not",
+        (f"{_ORPHANS}test_the_fate_of_a_call",),
+    ),
+    Mutant(
+        "E7-an-effect-below-a-tool-is-denied",
+        "rules/orphans.py",
+        '    if any(state != "succeeded" for state in loose):\n',
+        '    if any(state == "needs_review" for state in loose):\n',
+        "what a tool had begun inside is never asked about",
+        (f"{_ORPHANS}test_the_fate_of_a_call",),
+    ),
+    Mutant(
+        "E7-what-cannot-be-read-is-denied",
+        "rules/orphans.py",
+        "    if any(state not in _PROVEN_NOTHING for state in facts.unread):\n",
+        "    if False:\n",
+        "the model hears that nothing was carried out, and pays again",
+        (
+            f"{_ORPHANS}test_what_may_belong_to_the_call_is_never_denied",
+            (
+                f"{_TOOLS}test_an_orphan_whose_message_is_not_stored_is_never_denied"
+                "[sqlite-sync-not-stored]"
+            ),
+        ),
+    ),
+    Mutant(
+        "E7-search-ends-where-nothing-is-stored",
+        "flows/orphans.py",
+        "            unread = holding is None and e.slot not in folded\n",
+        "            unread = holding is None and e.slot in folded\n",
+        "an effect under messages that are not stored belongs to no call",
+        (
+            (
+                f"{_TOOLS}test_an_orphan_whose_message_is_not_stored_is_never_denied"
+                "[sqlite-sync-not-stored]"
+            ),
+        ),
     ),
     # --- E5: intents ------------------------------------------------------------------------------
     Mutant(
@@ -527,6 +574,67 @@ EFFECTS = (
                 "test_no_first_write_passes_over_a_late_commit[postgres]"
             ),
         ),
+    ),
+    Mutant(
+        "E8-a-tool's-time-out-is-told-to-the-model",
+        "langgraph/effects.py",
+        "    if tool is not None:\n        # A tool node tells",
+        "    if False:\n        # A tool node tells",
+        "the model calls again, at another place and under another key",
+        (
+            (
+                f"{_EFFECT}test_a_tool_error_that_proves_nothing_is_no_message_for_the_model"
+                "[sqlite-True-True-False-N]"
+            ),
+        ),
+    ),
+    Mutant(
+        "E8-a-dead-worker-leaves-no-doubt",
+        "rules/doubts.py",
+        '        return None if facts.live else "it was started, and its worker is gone"\n',
+        "        return None\n",
+        "what nobody can prove stands in no queue, so nobody looks",
+        (f"{_DOUBT}test_what_a_dead_worker_has_started_is_in_doubt[sqlite-N]",),
+    ),
+    Mutant(
+        "E8-an-intent-without-its-record-is-no-doubt",
+        "rules/doubts.py",
+        'it may have been sent" if facts.intent else None\n',
+        'it may have been sent" if False else None\n',
+        "the record was cut off, what it announced may have been sent",
+        (f"{_DOUBT}test_an_intent_without_its_record_is_in_doubt[sqlite]",),
+    ),
+    Mutant(
+        "E8-the-trail-forgets-a-doubt",
+        "rules/folding.py",
+        '_DOUBTFUL = frozenset({"in_doubt", "needs_review"})\n',
+        '_DOUBTFUL = frozenset({"needs_review"})\n',
+        "a thread whose effect is unknown is shown as going on",
+        (f"{_EVENTS}test_statuses_along_the_way",),
+    ),
+    Mutant(
+        "E4b-the-trail-counts-an-adopted-effect-twice",
+        "rules/folding.py",
+        "            held = newest.get(found.adopted or slot)\n",
+        "            held = newest.get(slot)\n",
+        "the start that another place took over still stands as started",
+        (f"{_EVENTS}test_an_adopted_effect_counts_once_and_is_not_left_started",),
+    ),
+    Mutant(
+        "E4-an-answer-older-than-its-freshness",
+        "rules/reads.py",
+        "    if facts.age_us >= facts.freshness_us:\n",
+        "    if facts.age_us > 2 * facts.freshness_us:\n",
+        "the run acts on a value that its rule calls too old",
+        (f"{_READ_RULES}test_an_outcome_is_replayed_while_it_is_fresh",),
+    ),
+    Mutant(
+        "E4-an-age-from-the-future-counts",
+        "rules/reads.py",
+        "    if facts.age_us is None or facts.age_us < 0:\n",
+        "    if facts.age_us is None:\n",
+        "after the clock stepped back a stale value stays fresh for as long",
+        (f"{_READ_RULES}test_an_outcome_is_replayed_while_it_is_fresh",),
     ),
     Mutant(
         "E8-broken-lookup-says-absent",

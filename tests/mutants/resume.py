@@ -310,6 +310,22 @@ RESUME = (
         (f"{_ADOPT}test_an_aborted_thread_can_be_looked_at_and_not_resumed[sqlite]",),
     ),
     Mutant(
+        "R13-the-trail-thaws-it",
+        "rules/folding.py",
+        '        if event.facts["action"] == "abort":\n',
+        '        if event.facts["action"] == "aborted":\n',
+        "whoever looks is told that an aborted thread may go on",
+        ("tests/rules/test_events.py::test_an_abort_freezes_and_a_tombstone_ends",),
+    ),
+    Mutant(
+        "R6-a-fact-of-the-users-own-poses-as-ours",
+        "rules/events.py",
+        "    if kind.startswith(OURS):\n        raise Misuse",
+        "    if kind == OURS:\n        raise Misuse",
+        "an application writes into the trail that an effect succeeded, sealed like a real one",
+        ("tests/rules/test_events.py::test_kinds_that_may_not",),
+    ),
+    Mutant(
         "R13-any-publish-thaws",
         "highwater/sql/sqlite.sql",
         "  state = :state\nWHERE",
