@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.orders.conftest import Place, Snapshot, at, whole
 
-from surefoot import NotSent, ResumePolicy
+from surefoot import NotSent, ResumePolicy, Unknown
 from surefoot.errors import (
     Busy,
     DecisionRefused,
@@ -437,6 +437,30 @@ def test_a_fork_that_was_lost_and_is_made_again_sends_nothing_unasked(
     with pytest.raises(EffectInDoubt):
         place.graph(classes, place.open()).invoke(None, paused.config)
     assert len(place.world.sent[classes]) == sent
+
+
+@pytest.mark.parametrize("before", [[], [Unknown("away")]], ids=["at once", "after no answer"])
+def test_not_found_after_an_update_is_for_a_person_however_often_it_is_tried(
+    place: Place, before: list[Any]
+) -> None:
+    """The receiver was asked under another key than was sent, so "absent" never lets it run (E6).
+
+    An answer that says nothing is kept for the trail alone: it must not make the step look known.
+    """
+    lose(place, "L")
+    sent = len(place.world.sent["L"])
+    place.decide("t", "restore")
+    place.graph("L", place.open()).update_state(at("t"), {"done": []}, as_node="n1")
+    place.world.first = before
+    for number in range(3):
+        with pytest.raises(EffectInDoubt, match="away" if number < len(before) else "another key"):
+            place.graph("L", place.open()).invoke(None, at("t"))
+        assert len(place.world.sent["L"]) == sent, "a lost effect was sent again unasked"
+    told = [e for e in place.saver.events("t") if ".effect." in e.kind][-1 - len(before) :]
+    assert [(e.kind.rpartition(".")[2], e.facts["rule"]) for e in told] == [
+        *([("asked", "E8")] * len(before)),
+        ("reconciled", "E6"),
+    ]
 
 
 def test_new_input_at_a_lost_step_never_gets_the_lost_key(place: Place) -> None:

@@ -130,6 +130,9 @@ _EFFECT = st.builds(
     compensates=st.just(b"") | _DIGEST,
     risk=st.none() | _TEXT,
     due_us=st.none() | _INT,
+    asked_us=_INT,
+    answer=_TEXT,
+    why=_TEXT,
 )
 _PRUNE = st.builds(
     PruneBody,

@@ -197,6 +197,41 @@ def test_a_reconciliation_tells_its_evidence_and_its_rule() -> None:
     assert found.at_us == 1_000
 
 
+@pytest.mark.parametrize(("answer", "rule"), [("absent", "E5"), ("unknown", "E8")])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_an_answer_that_settles_nothing_is_told_and_changes_nothing(
+    answer: str, rule: str, recorded: bool
+) -> None:
+    """Also where the record of the start is lost: asking does not make the effect known."""
+    story = [*STORY[:4], *([(1, Kind.EFFECT, effect("started"), {})] if recorded else [])]
+    found = effect("started", asked_us=7_000, answer=answer, why="too early", evidence=SMALL)
+    more = [*story, (1, Kind.EFFECT, found, {"value": {"n": 0}})]
+    event = told(more)[-1]
+    assert (event.kind, event.bearing) == (OURS + "effect.asked", Bearing.RECORD)
+    assert (event.facts["answer"], event.facts["rule"]) == (answer, rule)
+    assert (event.facts["why"], event.value, event.at_us) == ("too early", {"n": 0}, 7_000)
+    assert fold(told(more)).graph == fold(told(story)).graph
+    settled = (2, Kind.EFFECT, effect("absent", source="reconcile"), {})
+    assert kinds(told([*more, settled]))[-1] == "effect.reconciled"
+
+
+def test_not_found_after_a_lost_step_is_told_by_the_horizon() -> None:
+    found = effect("needs_review", source="reconcile", answer="absent", why="")
+    assert told([*STORY[:5], (1, Kind.EFFECT, found, {})])[-1].facts["rule"] == "E6"
+    other = effect("needs_review", source="reconcile")
+    assert told([*STORY[:5], (1, Kind.EFFECT, other, {})])[-1].facts["rule"] == "E8"
+
+
+@pytest.mark.parametrize("source", ["body", "reconcile", "decision"])
+def test_a_conflict_is_no_second_outcome(source: str) -> None:
+    done = effect("succeeded", source=source)
+    story = [*STORY[:5], (1, Kind.EFFECT, done, {})]
+    more = [*story, (1, Kind.EFFECT, replace(done, conflict=SMALL), {})]
+    event = told(more)[-1]
+    assert (event.kind, event.facts["rule"]) == (OURS + "effect.conflicted", "E4")
+    assert fold(told(more)).graph == fold(told(story)).graph
+
+
 def test_the_state_of_a_story() -> None:
     state = fold(told(STORY))
     assert (state.status, state.step, state.epoch, state.seq) == ("done", 1, 9, len(STORY))
@@ -483,6 +518,8 @@ def test_the_story_tells_every_kind_that_a_chain_can_hold() -> None:
         (9, Kind.EFFECT, effect("compensated"), {}),
         (9, Kind.EFFECT, effect("started", slot=b"s" * 32, adopted=bytes(32)), {}),
         (9, Kind.EFFECT, effect("succeeded", receiver="R", source="observation"), {}),
+        (9, Kind.EFFECT, effect("compensated", asked_us=1, answer="unknown"), {}),
+        (9, Kind.EFFECT, effect("compensated", conflict=SMALL), {}),
         asked("i", "c3", "t"),
         asked("i", "c3", "u"),
         (9, Kind.RESTORE, RestoreBody(0, bytes(32), 4, lost=True), {}),
@@ -509,6 +546,7 @@ def test_a_record_of_a_kind_that_nobody_writes_is_refused() -> None:
         effect("failed", source="reconcile"),
         effect("needs_review", source="decision"),
         effect("abandoned"),
+        effect("in_doubt", asked_us=1, answer="maybe"),
     ],
     ids=lambda b: f"{b.state} by {b.source}",
 )

@@ -314,6 +314,8 @@ def _learn_effect(
     session: Session, effect: EffectBody, record: RecordHead, folded: Container[bytes]
 ) -> None:
     """Notes a transition met on the way down; the first one met of a slot is its newest."""
+    if effect.only_asked:
+        return
     if effect.receiver == READ:
         session.reads.bodies.setdefault(effect.slot, effect)
     elif effect.slot not in session.effects:

@@ -269,7 +269,7 @@ def _above(ports: Ports, session: Session, root: Known) -> list[LooseEffect]:
             break
         if record.kind is Kind.EFFECT:
             body = effect_of(thread, record)
-            if body.receiver != READ:  # a fork reads anew
+            if body.receiver != READ and not body.only_asked:  # a fork reads anew
                 met.setdefault(body.origin, body)
         if len(met) > ports.limits.adoptable_effects_max:
             raise Misuse(

@@ -89,7 +89,7 @@ def _candidates(ports: Ports, session: Session, undo: Undo) -> list[EffectBody]:
     for record in Chain(ports, identity, row, session.head, rows).walk():
         if record.kind is Kind.EFFECT:
             body = effect_of(identity.thread, record)
-            if body.receiver != READ:
+            if body.receiver != READ and not body.only_asked:
                 newest.setdefault(body.origin, body)
     undone = {b.compensates for b in newest.values() if b.state not in PROVEN_NOTHING}
     return [

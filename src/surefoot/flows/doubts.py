@@ -261,7 +261,8 @@ def _seen(ports: Ports, serde: Serializer, chain: Chain | None) -> _Seen:
         return _Seen(None, [], frozenset())
     by_subject = _effect_records(chain)
     heads = sorted((r[0] for r in by_subject.values()), key=lambda r: r.link.seq, reverse=True)
-    bodies = [effect_of(chain.identity.thread, r) for r in chain.with_bodies(heads)]
+    found = [effect_of(chain.identity.thread, r) for r in chain.with_bodies(heads)]
+    bodies = [body for body in found if not body.only_asked]
     newest: dict[bytes, EffectBody] = {}
     for body in bodies:
         newest.setdefault(body.origin, body)
@@ -432,10 +433,16 @@ def history(ports: Ports, thread: str, *, limit: int | None) -> list[EffectRecor
         heads.sort(key=lambda r: r.link.seq, reverse=True)
         told: set[bytes] = set()
         out: list[EffectRecord] = []
-        for record in chain.with_bodies(heads[:limit]):
-            body = effect_of(thread, record)
-            out.append(_record_of(record, body, newest=body.slot not in told))
-            told.add(body.slot)
+        size = min(limit or _PAGE, _PAGE)
+        for page in range(0, len(heads), size):
+            for record in chain.with_bodies(heads[page : page + size]):
+                body = effect_of(thread, record)
+                if body.only_asked:
+                    continue
+                if len(out) == limit:
+                    return out
+                out.append(_record_of(record, body, newest=body.slot not in told))
+                told.add(body.slot)
         return out
 
     return viewing(ports, thread, look)

@@ -20,10 +20,10 @@ from surefoot.errors import (
     NotStorable,
     StaleInput,
 )
-from surefoot.flows import adoption, journal, save
+from surefoot.flows import adoption, journal, lookups, save
 from surefoot.flows.compensation import Undo, find_target
 from surefoot.flows.cover import cover_of
-from surefoot.flows.values import Loader, Writer, writer_for
+from surefoot.flows.values import Loader, writer_for
 from surefoot.ports import Ports, Serializer
 from surefoot.rules.answers import Absent, Answer, Committed, Conflicting
 from surefoot.rules.bodies import BODY_SCHEMAS, EffectBody, Typed
@@ -173,6 +173,8 @@ class Step:
         absent_from_ms: Local monotonic time from which "absent" may count.
         rows: Rows that the record of a start needs.
         may_run: A proven "absent" lets it run; otherwise a person decides.
+        kept: An answer that settled nothing is in the trail; those that follow while the call
+            waits are not, only the one that ends it.
     """
 
     verdict: Verdict
@@ -185,6 +187,7 @@ class Step:
     may_run: bool = True
     started: bool = False
     asks: bool = False
+    kept: bool = False
 
 
 # --- E1 ----------------------------------------------------------------------------------------
@@ -386,7 +389,14 @@ def _carry_out(
     if call.verdict is Verdict.REFUSE:
         if held is None or held.state in PROVEN_NOTHING:
             # So that it stands in the ledger, and a decision can settle it.
-            held = replace(held or body, state="in_doubt", error=call.reason)
+            held = replace(
+                held or body,
+                state="in_doubt",
+                source="body",
+                error=call.reason,
+                evidence=None,
+                at_us=body.at_us,
+            )
             _record(ports, session, held, rows)
             raise in_doubt(session, held, call.reason)
         why = f" ({held.error})" if held.error else ""
@@ -710,7 +720,7 @@ def finish(
             lost = error
             body = replace(body, unstorable=str(error))
         if evidence is not None:
-            body = replace(body, evidence=_evidence(writer, body.name, evidence))
+            body = replace(body, evidence=lookups.evidence_of(writer, body.name, evidence))
         _close(ports, session, body, writer.rows)
         if lost is not None:
             raise EffectResultLost(
@@ -795,38 +805,69 @@ def answered(ports: Ports, session: Session, serde: Serializer, step: Step, answ
                 evidence=answer.evidence,
             )
             return Step(Verdict.REPLAY, request, step.body, result)
-        return _review(ports, session, serde, step, answer.evidence, differs)
+        return _review(ports, session, serde, step, answer, differs)
     if isinstance(answer, Conflicting):
-        return _review(ports, session, serde, step, answer.evidence, answer.reason)
+        return _review(ports, session, serde, step, answer, answer.reason)
     if isinstance(answer, Absent):
-        return _absent(ports, session, step)
+        return _absent(ports, session, serde, step, answer)
     with session.lock:
-        session.running.discard(step.body.slot)
+        try:
+            lookups.keep(ports, session, serde, step.body, answer, answer.reason)
+        finally:
+            session.running.discard(step.body.slot)
     raise in_doubt(session, step.body, answer.reason)
 
 
-def _absent(ports: Ports, session: Session, step: Step) -> Step:
-    now = ports.host.monotonic_ms()
-    settled = now >= step.absent_from_ms
-    step.reads += 1 if settled else 0
-    if not decide_absent(strong=step.request.strong, reads=step.reads, settled=settled):
+def _absent(ports: Ports, session: Session, serde: Serializer, step: Step, answer: Absent) -> Step:
+    if not _counts(ports, session, serde, step, answer):
         return step
     if not step.may_run:
         reason = (
             "it was not found, but the step was lost and what followed is another history: it may "
             "have been sent under another key"
         )
-        with session.lock:
-            body = replace(step.body, state="in_doubt", error=reason, at_us=ports.host.now_us())
-            _close(ports, session, body, step.rows)
-        raise in_doubt(session, body, reason)
+        return _review(ports, session, serde, step, answer, reason)
     with session.lock:
-        held = replace(step.body, state="absent", source="reconcile", at_us=ports.host.now_us())
-        _record(ports, session, held)
+        held, rows = _proven_absent(ports, session, serde, step, answer)
+        _record(ports, session, held, rows)
         session.tally.reconciled()
-        fresh = replace(held, state="started", source="body", fingerprint=step.request.fingerprint)
+        fresh = replace(
+            held,
+            state="started",
+            source="body",
+            evidence=None,
+            fingerprint=step.request.fingerprint,
+        )
         again = Step(Verdict.RUN, step.request, fresh, rows=step.rows)
         return _start(ports, session, again, fresh, held)
+
+
+def _counts(ports: Ports, session: Session, serde: Serializer, step: Step, answer: Absent) -> bool:
+    """Whether "absent" counts by now (rule E5); the first one that does not is kept."""
+    settled = ports.host.monotonic_ms() >= step.absent_from_ms
+    step.reads += 1 if settled else 0
+    if decide_absent(strong=step.request.strong, reads=step.reads, settled=settled):
+        return True
+    if not step.kept:
+        why = "it counts from a second look on" if settled else "it counts once it has settled"
+        lookups.keep(ports, session, serde, step.body, answer, why)
+        step.kept = True
+    return False
+
+
+def _proven_absent(
+    ports: Ports, session: Session, serde: Serializer, step: Step, answer: Absent
+) -> tuple[EffectBody, Sequence[tuple[bytes, bytes]]]:
+    """The record of a proven "absent", with its evidence, and the rows that it needs."""
+    writer = writer_for(ports, session, serde)
+    body = replace(
+        step.body,
+        state="absent",
+        source="reconcile",
+        evidence=lookups.evidence_of(writer, step.body.name, answer.evidence),
+        at_us=ports.host.now_us(),
+    )
+    return body, [*step.rows, *writer.rows]
 
 
 # --- settling without running again ------------------------------------------------------------
@@ -884,13 +925,11 @@ def settled(ports: Ports, session: Session, serde: Serializer, step: Step, answe
     """
     if not isinstance(answer, Absent):
         return answered(ports, session, serde, step, answer)
-    done = ports.host.monotonic_ms() >= step.absent_from_ms
-    step.reads += 1 if done else 0
-    if not decide_absent(strong=step.request.strong, reads=step.reads, settled=done):
+    if not _counts(ports, session, serde, step, answer):
         return step
     with session.lock:
-        body = replace(step.body, state="absent", source="reconcile", at_us=ports.host.now_us())
-        _close(ports, session, body, ())
+        body, rows = _proven_absent(ports, session, serde, step, answer)
+        _close(ports, session, body, rows)
         session.intents.pop(body.slot, None)
         return Step(Verdict.RUN, step.request, body)
 
@@ -901,26 +940,28 @@ def loaded(ports: Ports, session: Session, serde: Serializer, typed: Typed | Non
 
 
 def _review(
-    ports: Ports, session: Session, serde: Serializer, step: Step, evidence: Any, reason: str
+    ports: Ports, session: Session, serde: Serializer, step: Step, answer: Answer, reason: str
 ) -> Step:
     with session.lock:
-        body = _to_review(ports, session, serde, step, evidence, reason)
+        body = _to_review(ports, session, serde, step, answer, reason)
     raise in_doubt(session, body, reason)
 
 
 def _to_review(
-    ports: Ports, session: Session, serde: Serializer, step: Step, evidence: Any, reason: str
+    ports: Ports, session: Session, serde: Serializer, step: Step, answer: Answer, reason: str
 ) -> EffectBody:
+    """Leaves it to a person, with what the lookup found."""
     writer = writer_for(ports, session, serde)
     body = replace(
         step.body,
         state="needs_review",
         source="reconcile",
         error=reason,
-        evidence=_evidence(writer, step.body.name, evidence),
+        evidence=lookups.evidence_of(writer, step.body.name, getattr(answer, "evidence", None)),
+        answer="absent" if isinstance(answer, Absent) else "",
         at_us=ports.host.now_us(),
     )
-    _close(ports, session, body, writer.rows)
+    _close(ports, session, body, [*step.rows, *writer.rows])
     return body
 
 
@@ -973,7 +1014,7 @@ def answered_early(
 ) -> None:
     """Takes the answer of a lookup before any node runs (E7).
 
-    Only what proves something is recorded. "Absent" waits for the call itself: it counts after
+    What proves nothing is kept for the trail. "Absent" waits for the call itself: it counts after
     the settling time only, and only this effect has to wait for that.
     """
     with session.lock:
@@ -981,7 +1022,7 @@ def answered_early(
         if isinstance(answer, Committed):
             differs = decide_match(step.request.compare, step.request.arguments, answer.evidence)
             if differs is not None:
-                _to_review(ports, session, serde, step, answer.evidence, differs)
+                _to_review(ports, session, serde, step, answer, differs)
                 return
             try:
                 finish(
@@ -996,7 +1037,11 @@ def answered_early(
             except EffectResultLost:
                 return  # it is recorded as done; the call itself says what is lost
         elif isinstance(answer, Conflicting):
-            _to_review(ports, session, serde, step, answer.evidence, answer.reason)
+            _to_review(ports, session, serde, step, answer, answer.reason)
+        else:
+            at_call = "it counts where the run calls the effect"
+            why = at_call if isinstance(answer, Absent) else answer.reason
+            lookups.keep(ports, session, serde, step.body, answer, why)
 
 
 def step_aside(ports: Ports, session: Session) -> None:
@@ -1042,16 +1087,6 @@ def _absent_from(
 
 
 # --- records -----------------------------------------------------------------------------------
-
-
-def _evidence(writer: Writer, name: str, evidence: Any) -> Typed:
-    """Evidence is kept for people; what cannot be stored is kept as its description."""
-    try:
-        return writer.value(evidence, channel=f"(evidence of {name})")
-    except NotStorable:
-        return writer.value(
-            f"{type(evidence).__qualname__} that cannot be stored", channel="(evidence)"
-        )
 
 
 def _close(

@@ -101,7 +101,8 @@ def _open_after(session: Session, records: Sequence[Record]) -> frozenset[bytes]
     """Open slots of the thread once these records are stored; None when nobody has looked."""
     if session.open_slots is None:
         return None
-    bodies = [EffectBody.unpack(r.schema, r.body) for r in records if r.kind is Kind.EFFECT]
+    effects = [EffectBody.unpack(r.schema, r.body) for r in records if r.kind is Kind.EFFECT]
+    bodies = [body for body in effects if not body.only_asked]
     if not bodies:
         return session.open_slots
     states = {body.slot: body.state for body in bodies}

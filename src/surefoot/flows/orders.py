@@ -281,7 +281,7 @@ def _effect_at(chain: Chain, slot: str) -> EffectBody | None:
     for record in chain.walk():
         if record.kind is Kind.EFFECT and record.subject.hex() == slot[:32]:
             effect = effect_of(chain.identity.thread, record)
-            if effect.slot.hex() == slot:
+            if effect.slot.hex() == slot and not effect.only_asked:
                 return effect
     return None
 

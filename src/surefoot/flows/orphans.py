@@ -93,6 +93,8 @@ def _walk(
     for record in chain.walk():
         if record.kind is Kind.EFFECT:
             effect = effect_of(thread, record)
+            if effect.only_asked:
+                continue
             of_place = found.setdefault((effect.namespace, effect.checkpoint_id), {})
             of_place.setdefault(effect.slot, session.effects.get(effect.slot, effect))
         if record.kind is not Kind.CHECKPOINT:

@@ -131,6 +131,8 @@ def _find(name: str) -> Hook | None:
 
 # --- before the first node (E7) ------------------------------------------------------------------
 
+_NOT_ASKED = object()
+
 
 def _questions(core: Core, session: Session) -> Generator[Callable[[], Any], Any, None]:
     """Yields what is to be asked, takes what was answered or raised, records what that proves."""
@@ -150,6 +152,8 @@ def _questions(core: Core, session: Session) -> Generator[Callable[[], Any], Any
             continue
         step = flow.question(core.ports, session, serde, body, hook.compare)
         answer = yield functools.partial(hook.ask, call_of(core, session, serde, step))
+        if answer is _NOT_ASKED:
+            continue  # an async lookup of a synchronous run is asked where the run calls the effect
         flow.answered_early(core.ports, session, serde, step, understood(answer))
 
 
@@ -168,7 +172,7 @@ def ask_first(core: Core, session: Session) -> None:
             answer = error
         if inspect.iscoroutine(answer):
             answer.close()
-            answer = Unknown("an async lookup is asked where the run calls the effect")
+            answer = _NOT_ASKED
         ask = _next(asking, answer)
 
 

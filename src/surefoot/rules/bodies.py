@@ -531,7 +531,7 @@ class EffectBody:
         unstorable: Why the result could not be stored.
         receipt: What the body noted while it ran, serialised.
         error: Text of the transport error, without values.
-        source: ``body`` or ``reconcile``.
+        source: ``body``, ``reconcile`` or ``decision``.
         evidence: What a lookup found, serialised.
         at_us: Microseconds since the epoch on the worker's clock; for people only.
         family: 32 bytes that calls share whose places differ by counters only.
@@ -547,6 +547,10 @@ class EffectBody:
         risk: ``low``, ``high`` or ``critical``; None is normal.
         due_us: Until when a doubt about it has to be settled, microseconds since the epoch on
             the worker's clock; None when nothing was declared.
+        asked_us: When a lookup gave an answer that settled nothing, which is then all that the
+            record says: the effect stays as it was. 0 for a transition.
+        answer: That answer: ``absent`` or ``unknown``.
+        why: It settled nothing, for people.
     """
 
     slot: bytes
@@ -589,6 +593,14 @@ class EffectBody:
 
     risk: str | None = None
     due_us: int | None = None
+    asked_us: int = 0
+    answer: str = ""
+    why: str = ""
+
+    @property
+    def only_asked(self) -> bool:
+        """True when nothing about the effect has changed: a lookup's answer settled nothing."""
+        return self.asked_us > 0
 
     def pack(self) -> bytes:
         """Stored form: a map of field names, without those that have their default."""
@@ -623,6 +635,7 @@ class EffectBody:
             "adopted": _bytes,
             "compensates": _bytes,
             "due_us": _int,
+            "asked_us": _int,
         }
         try:
             known: dict[str, Any] = {}

@@ -53,7 +53,7 @@ def decide_doubt(facts: DoubtFacts) -> str | None:
         ended = f" ({facts.error})" if facts.error else ""
         return f"it ended without an answer of the receiver{ended}"
     if facts.state == "needs_review":
-        return f"a lookup found something else: {facts.error or 'no reason was recorded'}"
+        return f"a lookup leaves it to a person: {facts.error or 'no reason was recorded'}"
     return f"it is recorded as {facts.state}, which this release does not know"
 
 

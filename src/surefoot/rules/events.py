@@ -104,6 +104,8 @@ EVENTS: Mapping[str, tuple[Kind | None, Bearing]] = {
     "surefoot.effect.needs_review": (Kind.EFFECT, Bearing.STATE),
     "surefoot.effect.compensated": (Kind.EFFECT, Bearing.STATE),
     "surefoot.effect.reconciled": (Kind.EFFECT, Bearing.STATE),
+    "surefoot.effect.asked": (Kind.EFFECT, Bearing.RECORD),
+    "surefoot.effect.conflicted": (Kind.EFFECT, Bearing.RECORD),
     "surefoot.effect.adopted": (Kind.EFFECT, Bearing.STATE),
     "surefoot.effect.decided": (Kind.EFFECT, Bearing.STATE),
     "surefoot.read.recorded": (Kind.EFFECT, Bearing.RECORD),
@@ -466,7 +468,9 @@ _OUTCOMES = {
     "compensated": ("effect.compensated", "E2"),
 }
 #: By outcome of a lookup: the rule that decides what it is worth.
-_LOOKED_UP = {"succeeded": "E8", "absent": "E5", "needs_review": "E8", "in_doubt": "E8"}
+_LOOKED_UP = {"succeeded": "E8", "absent": "E5", "needs_review": "E8"}
+#: By answer of a lookup that settled nothing: the rule that says so.
+_ASKED = {"absent": "E5", "unknown": "E8"}
 _DECIDED = frozenset({"succeeded", "absent", "abandoned", "compensated"})
 
 
@@ -478,11 +482,13 @@ def _tell_effect(facts: RecordFacts, before: Before) -> tuple[Event, ...]:
         "compensates": body.compensates.hex(),
         "operation": body.operation,
         "caller": body.caller,
+        "answer": body.answer if body.only_asked else "",
+        "why": body.why,
     }
     told = _event(
         facts,
         name,
-        at_us=body.at_us,
+        at_us=body.asked_us or body.at_us,
         effect=body.name,
         state=body.state,
         attempt=body.attempt,
@@ -499,7 +505,7 @@ def _tell_effect(facts: RecordFacts, before: Before) -> tuple[Event, ...]:
         evidence=body.evidence is not None,
         **{name: value for name, value in more.items() if value},
     )
-    value = facts.value if body.source == "reconcile" else None
+    value = facts.value if body.only_asked or body.source == "reconcile" else None
     return (Event(told.kind, told.seq, told.epoch, told.at_us, told.facts, value=value),)
 
 
@@ -508,14 +514,23 @@ def _effect_name(facts: RecordFacts, body: EffectBody, before: Before) -> tuple[
         return "read.recorded", "E2"
     if body.source not in ("body", "reconcile", "decision"):
         raise _unknown(OURS + "effect", f"unknown source {body.source!r}", seq=facts.seq)
+    if body.only_asked:
+        if body.answer not in _ASKED:
+            raise _unknown(OURS + "effect", f"unknown answer {body.answer!r}", seq=facts.seq)
+        return "effect.asked", _ASKED[body.answer]
     if body.adopted and before.state is None:
         return "effect.adopted", "E4b"
+    as_before = (before.state, before.attempt) == (body.state, body.attempt)
+    if body.conflict is not None and as_before:
+        return "effect.conflicted", "E4"
     if body.state == "started":
-        if before.state == "started" and before.attempt == body.attempt:
+        if as_before:
             return "effect.noted", "E2"
         return ("effect.retried" if body.attempt > 1 else "effect.started"), "E2"
     if body.source == "reconcile" and body.state in _LOOKED_UP:
-        return "effect.reconciled", _LOOKED_UP[body.state]
+        # Not found where it may have been sent under another key: the horizon decided.
+        lost = body.state == "needs_review" and body.answer == "absent"
+        return "effect.reconciled", "E6" if lost else _LOOKED_UP[body.state]
     if body.source == "decision" and body.state in _DECIDED:
         return "effect.decided", "R7"
     if body.state in _OUTCOMES and (body.source == "body" or body.state == "in_doubt"):
