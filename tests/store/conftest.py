@@ -110,6 +110,21 @@ class Place:
             store.close()
 
 
+class FailingCommit:
+    """A connection whose COMMIT ends in an error of the disk."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._connection, name)
+
+    def execute(self, statement: str, *rest: object) -> object:
+        if statement == "COMMIT":
+            raise sqlite3.OperationalError("disk I/O error")
+        return self._connection.execute(statement, *rest)  # type: ignore[arg-type]
+
+
 def together(children: Sequence[subprocess.Popen[str]]) -> list[str]:
     """Lets all children begin at once; gives what each printed."""
     for child in children:

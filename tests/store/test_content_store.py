@@ -9,13 +9,29 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
-from tests.store.conftest import Place, digest_of, full_step, head, step, together
+from tests.store.conftest import (
+    FailingCommit,
+    Place,
+    digest_of,
+    full_step,
+    head,
+    step,
+    together,
+)
 
 from surefoot.config import Limits
-from surefoot.errors import Busy, Closed, MigrationRefused, NotSetUp, StoreUnavailable
+from surefoot.errors import (
+    Busy,
+    Closed,
+    MigrationRefused,
+    NotSetUp,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
 from surefoot.ports import (
     Append,
     ChunkRow,
@@ -26,7 +42,7 @@ from surefoot.ports import (
     LogRef,
     StoredValues,
 )
-from surefoot.store import records
+from surefoot.store import records, sqlite
 from surefoot.store.statements import load_migrations, load_statements
 
 Chain = Callable[..., int]
@@ -40,6 +56,7 @@ CALLS: dict[str, Callable[[ContentStore], object]] = {
     "read_values": lambda s: s.read_values(1, [bytes(32)], []),
     "append": lambda s: s.append(full_step(1, after=None)),
     "append next": lambda s: s.append(full_step(2, after=head(1))),
+    "append within": lambda s: s.append_within(lambda _: full_step(1, after=None)),
     "collect": lambda s: s.collect(1, Kept(head(1), [], 1, [], {})),
     "delete_thread": lambda s: s.delete_thread(1),
     "threads": lambda s: s.threads("t"),
@@ -359,6 +376,181 @@ def test_an_interrupt_rolls_back(sqlite_place: Place, monkeypatch: pytest.Monkey
             store.append(full_step(1, after=None))
     assert set(sqlite_place.counts().values()) == {0}
     assert store.append(full_step(1, after=None)) is not None
+
+
+# --- together with a caller's statements -----------------------------------------------------
+
+
+class Boom(Exception):
+    """What a caller's work raises."""
+
+
+class Booking:
+    """A table of the caller's own in the same database."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        place.execute("CREATE TABLE book (amount BIGINT)")
+        self.table = "book" if place.schema is None else f"{place.schema}.book"
+
+    def insert(self, connection: Any, amount: int = 7) -> None:
+        connection.execute(f"INSERT INTO {self.table} VALUES ({amount})")
+
+    def work(self, append: Append) -> Callable[[Any], Append]:
+        """Books, then says what to append."""
+
+        def run(connection: Any) -> Append:
+            self.insert(connection)
+            return append
+
+        return run
+
+    @property
+    def amounts(self) -> list[int]:
+        return [amount for (amount,) in self.place.execute("SELECT amount FROM book")]
+
+
+@pytest.fixture
+def booking(place: Place, store: ContentStore) -> Booking:
+    assert store
+    return Booking(place)
+
+
+def test_a_callers_rows_and_an_append_are_one(
+    place: Place, store: ContentStore, booking: Booking
+) -> None:
+    seen: list[list[int]] = []
+
+    def work(connection: Any) -> Append:
+        booking.insert(connection)
+        seen.append(booking.amounts)
+        return full_step(1, after=None)
+
+    key = store.append_within(work)
+    assert key is not None
+    assert seen == [[]], "others see the rows only with the record"
+    assert booking.amounts == [7]
+    assert store.append_within(booking.work(full_step(2, after=head(1)))) == key
+    assert booking.amounts == [7, 7]
+    row, frames = store.read_newest("tenant", "thread", limit=5)
+    assert row is not None
+    assert (row.key, row.head) == (key, head(2))
+    assert [frame.last_seq for frame in frames] == [2, 1]
+    together_stored = place.counts()
+    assert together_stored == {"thread": 1, "frame": 2, "value": 2, "chunk": 4, "run": 2}
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        full_step(2, after=None),
+        full_step(2, after=head(9)),
+        full_step(2, after=head(1, epoch=2)),
+    ],
+    ids=["as the first", "after another", "of another epoch"],
+)
+def test_a_refusal_by_the_gate_undoes_the_callers_rows(
+    place: Place, store: ContentStore, booking: Booking, refused: Append
+) -> None:
+    store.append(full_step(1, after=None))
+    before = place.contents()
+    assert store.append_within(booking.work(refused)) is None
+    assert (booking.amounts, place.contents()) == ([], before)
+    assert store.append_within(booking.work(full_step(2, after=head(1)))) is not None
+    assert booking.amounts == [7]
+
+
+@pytest.mark.parametrize("error", [Boom("x"), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+def test_what_the_work_raises_undoes_everything_and_is_raised_as_it_is(
+    place: Place, store: ContentStore, booking: Booking, error: BaseException
+) -> None:
+    def work(connection: Any) -> Append:
+        booking.insert(connection)
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        store.append_within(work)
+    assert raised.value is error
+    assert (booking.amounts, set(place.counts().values())) == ([], {0})
+    assert store.append_within(booking.work(full_step(1, after=None))) is not None
+
+
+def test_an_error_of_the_database_is_the_callers(
+    place: Place, store: ContentStore, booking: Booking
+) -> None:
+    def work(connection: Any) -> Append:
+        booking.insert(connection)
+        connection.execute("INSERT INTO no_such_table VALUES (1)")
+        raise AssertionError
+
+    with pytest.raises((sqlite3.Error, psycopg.Error), match="no_such_table"):
+        store.append_within(work)
+    assert (booking.amounts, set(place.counts().values())) == ([], {0})
+    assert store.append(full_step(1, after=None)) is not None
+
+
+@contextmanager
+def lost_commits(place: Place) -> Iterator[None]:
+    """COMMIT is sent and gets no answer: a broken disk, or a server process that dies in it."""
+    if place.dialect == "sqlite":
+        taken = sqlite._Connections.take
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(
+                sqlite._Connections, "take", lambda *a, **k: FailingCommit(taken(*a, **k))
+            )
+            yield
+        return
+    place.execute(
+        "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$"
+    )
+    place.execute(
+        "CREATE CONSTRAINT TRIGGER dying AFTER INSERT ON book DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION die()"
+    )
+    yield
+    place.execute("DROP TRIGGER dying ON book")
+
+
+def test_a_lost_reply_of_the_commit_is_an_unknown_outcome(
+    place: Place, store: ContentStore, booking: Booking
+) -> None:
+    """Nobody here knows whether it is stored; the caller reads back. The work runs only once."""
+    ran: list[int] = []
+
+    def work(connection: Any) -> Append:
+        ran.append(1)
+        booking.insert(connection)
+        return full_step(1, after=None)
+
+    with lost_commits(place), pytest.raises(OutcomeUnknown, match="append_within"):
+        store.append_within(work)
+    assert ran == [1]
+    assert store.read_thread("tenant", "thread") is None
+    assert booking.amounts == []
+    assert store.append_within(work) is not None
+    assert booking.amounts == [7]
+
+
+def test_of_a_race_of_callers_only_the_winners_rows_stay(place: Place, booking: Booking) -> None:
+    stores = [place.open() for _ in range(4)]
+    start = threading.Barrier(4)
+
+    def write(number: int) -> int | None:
+        start.wait(30)
+
+        def work(connection: Any) -> Append:
+            booking.insert(connection, number)
+            return full_step(1, after=None, body=b"of %d" % number)
+
+        return stores[number].append_within(work)
+
+    with ThreadPoolExecutor(4) as pool:
+        won = [number for number, key in enumerate(pool.map(write, range(4))) if key is not None]
+    assert len(won) == 1
+    assert booking.amounts == won
+    _, (frame,) = stores[0].read_newest("tenant", "thread", limit=5)
+    assert frame.body == b"of %d" % won[0]
 
 
 # --- reading --------------------------------------------------------------------------------

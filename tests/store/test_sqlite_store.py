@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from tests.store.conftest import Place, full_step, head, step, together
+from tests.store.conftest import FailingCommit, Place, full_step, head, step, together
 
 from surefoot.config import Limits
 from surefoot.errors import Misconfigured, NotSetUp, OutcomeUnknown, StoreUnavailable
@@ -113,28 +113,13 @@ def test_a_full_disk(sqlite_place: Place, monkeypatch: pytest.MonkeyPatch) -> No
     assert store.append(step(1)) is not None
 
 
-class _FailingCommit:
-    """A connection whose COMMIT ends in an error of the disk."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._connection, name)
-
-    def execute(self, statement: str, *rest: object) -> object:
-        if statement == "COMMIT":
-            raise sqlite3.OperationalError("disk I/O error")
-        return self._connection.execute(statement, *rest)  # type: ignore[arg-type]
-
-
 def test_a_commit_without_an_answer_is_unknown(
     sqlite_place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = sqlite_place.ready()
     taken = sqlite._Connections.take
     with monkeypatch.context() as patched:
-        patched.setattr(sqlite._Connections, "take", lambda *a, **k: _FailingCommit(taken(*a, **k)))
+        patched.setattr(sqlite._Connections, "take", lambda *a, **k: FailingCommit(taken(*a, **k)))
         with pytest.raises(OutcomeUnknown, match="IOERR"):
             store.append(step(1))
     assert store.append(step(1)) is not None
