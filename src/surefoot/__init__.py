@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from surefoot.flows.doubts import EffectNumbers, EffectRecord, InDoubt
     from surefoot.keys import Keyring
     from surefoot.langgraph.effects import EffectCall, current_call, effect
-    from surefoot.langgraph.middleware import EffectMiddleware
+    from surefoot.langgraph.middleware import EffectMiddleware, RecordModelMiddleware
     from surefoot.langgraph.nodes import effect_node
     from surefoot.langgraph.reads import now, pure, random, recorded, uuid4
     from surefoot.langgraph.saver import SurefootSaver
@@ -37,6 +37,7 @@ _HOMES = {
     "Keyring": "surefoot.keys",
     "Limits": "surefoot.config",
     "NotSent": "surefoot.rules.answers",
+    "RecordModelMiddleware": "surefoot.langgraph.middleware",
     "ResumePolicy": "surefoot.config",
     "Reviewers": "surefoot.signing",
     "SignedDecision": "surefoot.rules.decisions",
@@ -73,6 +74,7 @@ __all__ = [
     "Keyring",
     "Limits",
     "NotSent",
+    "RecordModelMiddleware",
     "ResumePolicy",
     "Reviewers",
     "SignedDecision",

@@ -17,12 +17,17 @@ from langchain.agents.middleware import (
     ToolErrorMiddleware,
     ToolRetryMiddleware,
 )
+from langchain.agents.structured_output import ToolStrategy
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
 from langgraph.errors import GraphBubbleUp
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
 from langgraph.types import Command
+from pydantic import BaseModel
 from tests.effects.conftest import Bench
 from tests.effects.test_tools import Kill, Run, calls, dies_once, faults, is_valid, recorded, sender
 
@@ -31,13 +36,14 @@ from surefoot import (
     EffectCall,
     EffectMiddleware,
     NotSent,
+    RecordModelMiddleware,
     ResumePolicy,
     Reviewers,
     SigningKey,
     SurefootSaver,
     effect,
 )
-from surefoot.errors import EffectInDoubt, Misuse
+from surefoot.errors import EffectInDoubt, Misconfigured, Misuse, StaleInput
 
 
 class Model(BaseChatModel):
@@ -45,6 +51,7 @@ class Model(BaseChatModel):
 
     script: Any
     seen: list[Any] = []
+    model_name: str = "scripted-1"
 
     @property
     def _llm_type(self) -> str:
@@ -357,6 +364,324 @@ def test_a_replayed_tool_does_not_stream_twice(bench: Bench) -> None:
     second = list(agent.stream(None, config, stream_mode="custom"))
     assert second == []
     assert bench.world.sent == [1]
+
+
+# --- reads -------------------------------------------------------------------------------------
+
+
+def looker(bench: Bench, answers_: list[Any]) -> Any:
+    """A tool that looks something up; what it finds changes each time."""
+
+    @tool
+    def look(what: str) -> str:
+        """Looks."""
+        bench.world.send(what)
+        found = answers_[min(bench.world.count, len(answers_)) - 1]
+        if isinstance(found, Exception):
+            raise found
+        return str(found)
+
+    return look
+
+
+def one_task(bench: Bench, policy: Any, tools: Sequence[Any], *asked: Any) -> Any:
+    """A node that carries out all calls of a message, so that a resume makes all of them again."""
+    ours = EffectMiddleware({"look": policy}, default="pure")
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", lambda state: {"messages": [calls(*asked)]})
+    node = ToolNode(
+        tools,
+        handle_tool_errors=True,
+        wrap_tool_call=ours.wrap_tool_call,
+        awrap_tool_call=ours.awrap_tool_call,
+    )
+    builder.add_node("tools", node)
+    builder.add_edge(START, "model")
+    builder.add_edge("model", "tools")
+    return builder.compile(checkpointer=bench.saver)
+
+
+def reads(bench: Bench, count: int) -> Callable[[], bool]:
+    """True once so many reads of the run are recorded."""
+
+    def ready() -> bool:
+        known = [s.reads.bodies.copy() for s in bench.saver.core.sessions.all()]
+        return len({body.position for one in known for body in one.values()}) == count
+
+    return ready
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("policy", ["recorded", {"recorded": True, "freshness": 3_600}])
+def test_a_read_tool_is_replayed(either: Bench, run: Run, policy: Any) -> None:
+    """A sibling kills the process; the model sees what was found the first time."""
+    tools = [looker(either, ["first", "second", "third"]), dies_once(reads(either, 2))]
+    asked = [("look", {"what": "a"}), ("breaks", {}), ("look", {"what": "a"})]
+    graph, config = one_task(either, policy, tools, *asked), either.config()
+    with pytest.raises(Kill):
+        run(graph, {"messages": []}, config)
+    told = answers(run(graph, None, config))
+    assert sorted(content for _, content in told) == ["fine", "first", "second"]
+    assert either.world.count == 2
+
+
+def test_a_read_tool_that_is_too_old_reads_again(bench: Bench, run: Run) -> None:
+    tools = [looker(bench, ["first", "second"]), dies_once(reads(bench, 1))]
+    policy = {"recorded": True, "freshness": 0}
+    graph = one_task(bench, policy, tools, ("look", {"what": "a"}), ("breaks", {}))
+    config = bench.config()
+    with pytest.raises(Kill):
+        run(graph, {"messages": []}, config)
+    assert dict(answers(run(graph, None, config)))["call-0"] == "second"
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("on_stale", ["refuse", "read"])
+def test_an_old_answer_is_none_for_another_question(bench: Bench, run: Run, on_stale: str) -> None:
+    """The model runs again and asks for something else at the same place."""
+    look = looker(bench, ["first", "second"])
+    effects = EffectMiddleware({"look": {"recorded": True, "on_stale": on_stale}}, default="pure")
+    asked = iter(["a", "b"])
+    die = faults(Kill())
+    tools = ToolNode(
+        [look],
+        wrap_tool_call=effects.wrap_tool_call,
+        awrap_tool_call=effects.awrap_tool_call,
+    )
+
+    def agent(state: Any, config: Any) -> Any:
+        done = tools.invoke({"messages": [calls(("look", {"what": next(asked)}))]}, config)
+        die()
+        return done
+
+    async def aagent(state: Any, config: Any) -> Any:
+        done = await tools.ainvoke({"messages": [calls(("look", {"what": next(asked)}))]}, config)
+        die()
+        return done
+
+    agent.__annotations__["config"] = aagent.__annotations__["config"] = RunnableConfig
+    builder = StateGraph(MessagesState)
+    builder.add_node("agent", RunnableLambda(agent, afunc=aagent))
+    builder.add_edge(START, "agent")
+    graph, config = builder.compile(checkpointer=bench.saver), bench.config()
+    with pytest.raises(Kill):
+        run(graph, {"messages": []}, config)
+    if on_stale == "read":
+        assert answers(run(graph, None, config)) == [("call-0", "second")]
+        return
+    with pytest.raises(StaleInput) as caught:
+        run(graph, None, config)
+    assert caught.value.differs == ["changed: what"]
+    assert bench.world.sent == ["a"]
+
+
+def test_a_read_tool_that_failed_is_asked_again(bench: Bench, run: Run) -> None:
+    """What the tool node makes of its error is no answer that a resume would replay."""
+    look = looker(bench, [ValueError("no network"), "second"])
+    breaks = dies_once(lambda: bench.world.count == 1)
+    graph = one_task(bench, "recorded", [look, breaks], ("look", {"what": "a"}), ("breaks", {}))
+    config = bench.config()
+    with pytest.raises(Kill):
+        run(graph, {"messages": []}, config)
+    assert dict(answers(run(graph, None, config)))["call-0"] == "second"
+
+
+def test_the_error_of_a_read_tool_is_told(bench: Bench, run: Run) -> None:
+    look = looker(bench, [ValueError("no network")])
+    graph = one_task(bench, "recorded", [look], ("look", {"what": "a"}))
+    ((_, content),) = answers(run(graph, {"messages": []}, bench.config()))
+    assert "no network" in content
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ({"recorded": True, "idempotent": True}, "no 'idempotent'"),
+        ({"recorded": True, "inputs": "what"}, "list of names"),
+        ({"recorded": True, "on_stale": "ask"}, "on_stale"),
+        ({"recorded": True, "freshness": -1}, "freshness"),
+    ],
+)
+def test_contradictions_of_a_read_tool_are_refused(policy: Any, reason: str) -> None:
+    for tools, default in (({"look": policy}, "pure"), ({}, policy)):
+        with pytest.raises(Misconfigured, match=reason):
+            EffectMiddleware(tools, default=default)
+
+
+def test_an_effect_is_no_read(bench: Bench, run: Run) -> None:
+    @tool
+    @effect
+    def pay(amount: int) -> str:
+        """Pays."""
+        return str(bench.world.send(amount))
+
+    agent = create_agent(
+        scripted(calls(("pay", {"amount": 1}))),
+        [pay],
+        middleware=[EffectMiddleware({"pay": "recorded"}, default="pure")],
+        checkpointer=bench.saver,
+    )
+    with pytest.raises(Misuse, match="one place only"):
+        run(agent, go(), bench.config())
+    assert bench.world.sent == []
+
+
+@pytest.mark.optimized
+def test_a_read_of_a_stopped_turn_is_no_effect(either: Bench, run: Run) -> None:
+    """Nothing was done, so nothing is in doubt and nothing is taken for the result of a call."""
+    look = looker(either, ["first"])
+    breaks = dies_once(lambda: either.world.count == 1)
+    model = scripted(calls(("look", {"what": "a"}), ("breaks", {})))
+    agent = create_agent(
+        model,
+        [look, breaks],
+        middleware=[EffectMiddleware(default="recorded")],
+        checkpointer=either.saver,
+    )
+    config = either.config()
+    with pytest.raises(Kill):
+        run(agent, go(), config)
+    state = run(agent, go("well?"), config)
+    assert is_valid(model.seen[-1])
+    assert all("No result" in content for _, content in answers(state))
+    assert state["messages"][-1].content == "the end"
+
+
+# --- the model ---------------------------------------------------------------------------------
+
+
+class BreaksBehind(AgentMiddleware):
+    """The process dies once, after the model has answered."""
+
+    def __init__(self, *errors: BaseException) -> None:
+        super().__init__()
+        self.tools = []
+        self._die = faults(*errors)
+
+    def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        answer = handler(request)
+        self._die()
+        return answer
+
+    async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+        answer = await handler(request)
+        self._die()
+        return answer
+
+
+def recording(bench: Bench, chat: Model, *more: Any, **settings: Any) -> Any:
+    return create_agent(
+        chat,
+        more or [looker(bench, ["found"])],
+        system_prompt=settings.pop("system_prompt", "Be brief."),
+        response_format=settings.pop("response_format", None),
+        middleware=[
+            EffectMiddleware(default="pure"),
+            BreaksBehind(*settings.pop("errors", [Kill()])),
+            RecordModelMiddleware(**settings),
+        ],
+        checkpointer=bench.saver,
+    )
+
+
+@pytest.mark.optimized
+def test_a_resumed_agent_does_not_ask_the_model_again(either: Bench, run: Run) -> None:
+    """Each step asks once, and what the first answer asked for is what is done."""
+    model = scripted(calls(("look", {"what": "a"})))
+    agent, config = recording(either, model), either.config()
+    with pytest.raises(Kill):
+        run(agent, go(), config)
+    assert len(model.seen) == 1
+    state = run(agent, None, config)
+    assert [m.type for m in state["messages"]] == ["human", "ai", "tool", "ai"]
+    assert answers(state) == [("call-0", "found")]
+    assert state["messages"][-1].content == "the end"
+    assert len(model.seen) == 2
+    assert isinstance(state["messages"][1], AIMessage)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize(
+    ("first", "then", "differs"),
+    [
+        ({}, {"system_prompt": "Be long."}, "system message"),
+        ({"model": "one"}, {"model": "two"}, "changed: bound model id"),
+        ({"binds": {"rules": 1}}, {"binds": {"rules": 2}}, "changed: bound rules"),
+    ],
+    ids=["prompt", "model", "binds"],
+)
+def test_another_question_is_not_answered(
+    bench: Bench, run: Run, first: Any, then: Any, differs: str
+) -> None:
+    model = scripted(AIMessage("one"), AIMessage("two"))
+    config = bench.config()
+    with pytest.raises(Kill):
+        run(recording(bench, model, **first), go(), config)
+    with pytest.raises(StaleInput) as caught:
+        run(recording(bench, model, errors=[], **then), None, config)
+    assert any(differs in told for told in caught.value.differs)
+    assert len(model.seen) == 1
+    state = run(recording(bench, model, errors=[], on_stale="read", **then), None, config)
+    assert state["messages"][-1].content == "two"
+
+
+def test_other_tools_are_another_question(bench: Bench, run: Run) -> None:
+    @tool
+    def look(what: str, limit: int = 3) -> str:
+        """Looks."""
+        return what
+
+    model, config = scripted(AIMessage("one")), bench.config()
+    with pytest.raises(Kill):
+        run(recording(bench, model), go(), config)
+    with pytest.raises(StaleInput) as caught:
+        run(recording(bench, model, look, errors=[]), None, config)
+    assert all("bound tools.look" in told for told in caught.value.differs)
+
+
+class Answer(BaseModel):
+    """What the agent is asked for."""
+
+    city: str
+
+
+def test_a_structured_answer_is_replayed(bench: Bench, run: Run) -> None:
+    model, config = scripted(calls(("Answer", {"city": "Bergen"}))), bench.config()
+    agent = recording(bench, model, response_format=ToolStrategy(Answer))
+    with pytest.raises(Kill):
+        run(agent, go(), config)
+    state = run(agent, None, config)
+    assert state["structured_response"] == Answer(city="Bergen")
+    assert len(model.seen) == 1
+
+
+class Speaks(Model):
+    """Streams its answer in two parts."""
+
+    def _stream(self, messages: list[Any], *args: Any, **more: Any) -> Any:
+        self.seen.append(list(messages))
+        for part in ("hel", "lo"):
+            yield ChatGenerationChunk(message=AIMessageChunk(part))
+
+
+def test_a_replayed_answer_is_not_streamed_again(bench: Bench) -> None:
+    model, config = Speaks(script=iter(()), seen=[]), bench.config()
+    agent = recording(bench, model)
+    parts: list[Any] = []
+    with pytest.raises(Kill):
+        parts.extend(p for p, _ in agent.stream(go(), config, stream_mode="messages"))
+    again = [p for p, _ in agent.stream(None, config, stream_mode="messages")]
+    assert len(model.seen) == 1
+    assert [m.content for m in again] == ["hello"], "one message, no tokens"
+    assert agent.get_state(config).values["messages"][-1].id == again[0].id
+
+
+def test_a_model_without_an_id_has_to_be_named(bench: Bench, run: Run) -> None:
+    model = scripted(AIMessage("one"))
+    model.model_name = ""
+    with pytest.raises(Misconfigured, match="no model id"):
+        run(recording(bench, model), go(), bench.config())
+    assert model.seen == []
 
 
 # --- the extra ---------------------------------------------------------------------------------

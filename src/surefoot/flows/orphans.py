@@ -20,6 +20,7 @@ from surefoot.ports import Ports, Serializer
 from surefoot.rules.bodies import CheckpointBody, EffectBody
 from surefoot.rules.effects import call_in
 from surefoot.rules.envelope import Kind
+from surefoot.rules.reads import READ
 from surefoot.session import Session
 
 __all__ = ["Holds", "Trace", "traces"]
@@ -95,6 +96,8 @@ def _walk(
             effect = effect_of(thread, record)
             if effect.only_asked:
                 continue
+            if effect.receiver == READ:
+                continue  # it did nothing
             of_place = found.setdefault((effect.namespace, effect.checkpoint_id), {})
             of_place.setdefault(effect.slot, session.effects.get(effect.slot, effect))
         if record.kind is not Kind.CHECKPOINT:

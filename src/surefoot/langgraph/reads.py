@@ -29,7 +29,18 @@ from surefoot.langgraph.shells import Flow, Steps, User, act_async, pump
 from surefoot.rules.fingerprint import fingerprint
 from surefoot.rules.reads import OnStale
 
-__all__ = ["now", "pure", "random", "recorded", "uuid4"]
+__all__ = [
+    "READ_DEFAULTS",
+    "Read",
+    "define",
+    "drive",
+    "drive_async",
+    "now",
+    "pure",
+    "random",
+    "recorded",
+    "uuid4",
+]
 
 R = TypeVar("R")
 _RESERVED = ("idempotency_key", "call")
@@ -40,7 +51,7 @@ _MICROSECONDS = 1_000_000
 
 
 @dataclass(frozen=True)
-class _Read:
+class Read:
     """What the decorator was told."""
 
     fn: Callable[..., Any]
@@ -56,6 +67,7 @@ class _Read:
     def request(
         self, at: Here, bound: inspect.BoundArguments, call_id: str | None
     ) -> flow.ReadRequest:
+        """A read with these arguments, from where it is made."""
         given = {
             name: value
             for name, value in bound.arguments.items()
@@ -158,7 +170,10 @@ def recorded(
     settings = {
         "name": name,
         "inputs": inputs,
-        "bindings": Bindings(model=model, prompt=prompt, tools=tools, binds=binds),
+        "model": model,
+        "prompt": prompt,
+        "tools": tools,
+        "binds": binds,
         "freshness": freshness,
         "on_stale": on_stale,
         "observe": observe,
@@ -168,26 +183,39 @@ def recorded(
     return _decorate(fn, settings)
 
 
+#: The parameters of `recorded`, for what declares reads in other ways.
+READ_DEFAULTS: Mapping[str, Any] = {
+    p.name: p.default
+    for p in inspect.signature(recorded).parameters.values()
+    if p.kind is p.KEYWORD_ONLY
+}
+
+
 def _decorate(fn: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
-    spec = _define(fn, settings)
+    spec = define(fn, settings)
     if spec.observes:
         observations.define(spec.name, fn)
     if inspect.iscoroutinefunction(fn):
 
         @functools.wraps(fn)
         async def run_async(*args: Any, **kwargs: Any) -> Any:
-            return await _drive_async(spec, args, kwargs)
+            return await drive_async(spec, args, kwargs)
 
         return as_tool(run_async, spec)
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return _drive(spec, args, kwargs)
+        return drive(spec, args, kwargs)
 
     return as_tool(run, spec)
 
 
-def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Read:
+def define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> Read:
+    """What a function and its settings make; every contradiction is refused here.
+
+    Raises:
+        Misconfigured: Names the read and what contradicts what.
+    """
     _require_function(fn, "recorded")
     name = settings["name"] or fn.__name__
     where = f"read {name!r}"
@@ -209,11 +237,13 @@ def _define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> _Read:
             field=where, reason="an observation is made again by name: no *args, **kwargs or /"
         )
     inputs = settings["inputs"]
-    return _Read(
+    return Read(
         fn=fn,
         name=name,
         inputs=inputs if inputs is None or callable(inputs) else tuple(inputs),
-        bindings=settings["bindings"],
+        bindings=Bindings(
+            **{part: settings[part] for part in ("model", "prompt", "tools", "binds")}
+        ),
         freshness_us=_microseconds(settings["freshness"], where),
         on_stale=OnStale(settings["on_stale"]),
         observes=bool(settings["observe"]),
@@ -248,7 +278,7 @@ def _microseconds(freshness: object, where: str) -> int | None:
 # --- the order of steps ------------------------------------------------------------------------
 
 
-def _steps(spec: _Read, at: Here, request: flow.ReadRequest, body: Callable[[], Any]) -> Steps:
+def _steps(spec: Read, at: Here, request: flow.ReadRequest, body: Callable[[], Any]) -> Steps:
     """Look up, then replay or read; what was read is recorded before it counts."""
     ports, session = at.core.ports, at.session
     serde = session.serde
@@ -272,7 +302,7 @@ def _steps(spec: _Read, at: Here, request: flow.ReadRequest, body: Callable[[], 
         return value
 
 
-def _prepare(spec: _Read, args: Any, kwargs: dict[str, Any]) -> tuple[Here, Steps]:
+def _prepare(spec: Read, args: Any, kwargs: dict[str, Any]) -> tuple[Here, Steps]:
     scope.refuse_inside_pure(f"read {spec.name!r}")
     tool = kwargs.pop(TOOL, None)
     call_id = None
@@ -290,7 +320,7 @@ def _prepare(spec: _Read, args: Any, kwargs: dict[str, Any]) -> tuple[Here, Step
 # --- shells ------------------------------------------------------------------------------------
 
 
-def _drive(spec: _Read, args: Any, kwargs: dict[str, Any]) -> Any:
+def drive(spec: Read, args: Any, kwargs: dict[str, Any]) -> Any:
     """The synchronous shell; it waits for nothing that the run's own loop would have to do."""
     at: Here | None = None
     try:
@@ -302,7 +332,7 @@ def _drive(spec: _Read, args: Any, kwargs: dict[str, Any]) -> Any:
         raise bubbling(error) from error.__cause__
 
 
-def _act(spec: _Read, wanted: Any) -> Any:
+def _act(spec: Read, wanted: Any) -> Any:
     result = wanted.run()
     if isinstance(wanted, User) and inspect.isawaitable(result):
         if inspect.iscoroutine(result):
@@ -314,7 +344,7 @@ def _act(spec: _Read, wanted: Any) -> Any:
     return result
 
 
-async def _drive_async(spec: _Read, args: Any, kwargs: dict[str, Any]) -> Any:
+async def drive_async(spec: Read, args: Any, kwargs: dict[str, Any]) -> Any:
     """The asynchronous shell."""
     at: Here | None = None
     try:

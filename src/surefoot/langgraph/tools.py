@@ -22,13 +22,15 @@ from surefoot.langgraph import orphans
 from surefoot.langgraph.bubble import bubbling
 from surefoot.langgraph.definition import NOT_FOR_WRAPPERS, SPEC, TOOL, EffectSpec, define
 from surefoot.langgraph.effects import DEFAULTS, EffectCall, drive, drive_async
+from surefoot.langgraph.read_tools import is_read, read_of, read_tool, read_tool_async
+from surefoot.langgraph.reads import Read
 from surefoot.langgraph.returns import answer_to_record, recorded_answer, with_stored_results
 from surefoot.rules.answers import NotSent
 from surefoot.rules.effects import Receiver
 
 __all__ = ["ToolEffects", "wrap_tool_call"]
 
-Policy = Mapping[str, Any] | Literal["pure", "refuse"]
+Policy = Mapping[str, Any] | Literal["pure", "recorded", "refuse"]
 
 _KEY = "idempotency_key"
 #: What a tool's author writes; the tool's ``invoke`` reads and checks arguments, and calls it.
@@ -48,7 +50,9 @@ def wrap_tool_call(tools: Mapping[str, Policy] | None = None, *, default: Policy
 
     Args:
         tools: For each tool the parameters of `effect` (a mapping; an empty one is an effect whose
-            receiver neither deduplicates nor can be asked), or ``"pure"``: run it as it is.
+            receiver neither deduplicates nor can be asked), or ``"pure"``: run it as it is. A tool
+            that only looks something up may be ``"recorded"``, as with `recorded`; with settings
+            ``{"recorded": True, "freshness": 60}``, also ``name``, ``inputs`` and ``on_stale``.
         default: The same for every other tool; ``"refuse"`` stops the run instead.
 
     Raises:
@@ -77,13 +81,18 @@ class ToolEffects:
         self._default = _checked("(default)", default)
         if isinstance(default, Mapping) and default.get("name"):
             raise Misconfigured(field="default=", reason="one name cannot be that of all tools")
-        if isinstance(default, Mapping):
+        if is_read(default):
+            read_of("(default)", default)
+        elif isinstance(default, Mapping):
             _spec("(default)", default)
         # At once, so that a resumed run can ask their lookups before its first node (E7).
         self._specs: dict[str, EffectSpec] = {
             name: _spec(name, policy)
             for name, policy in self._tools.items()
-            if isinstance(policy, Mapping)
+            if isinstance(policy, Mapping) and not is_read(policy)
+        }
+        self._reads: dict[str, Read] = {
+            name: read_of(name, policy) for name, policy in self._tools.items() if is_read(policy)
         }
 
     # --- around a call --------------------------------------------------------------------------
@@ -94,9 +103,12 @@ class ToolEffects:
         Raises:
             EffectConflict: Recorded at this place with other arguments.
             EffectInDoubt: Nobody can prove whether it happened.
+            StaleInput: A read that was recorded at this place with other arguments.
             Misuse: The tool is declared twice, or not at all.
         """
         spec = self._spec_for(request)
+        if isinstance(spec, Read):
+            return read_tool(spec, request, execute)
         if spec is None:
             return execute(request)
         attempt = _Attempt(request, spec)
@@ -112,6 +124,8 @@ class ToolEffects:
     async def on_loop(self, request: Any, execute: Callable[[Any], Awaitable[Any]]) -> Any:
         """Async twin of `__call__`; ``awrap_tool_call=`` of a tool node."""
         spec = self._spec_for(request)
+        if isinstance(spec, Read):
+            return await read_tool_async(spec, request, execute)
         if spec is None:
             return await execute(request)
         attempt = _Attempt(request, spec)
@@ -180,20 +194,20 @@ class ToolEffects:
     def _declared(self, name: str) -> EffectSpec | None:
         """The effect that is declared for a tool, if one is."""
         policy = self._tools.get(name, self._default)
-        if not isinstance(policy, Mapping):
+        if not isinstance(policy, Mapping) or is_read(policy):
             return None
         found = self._specs.get(name)
         if found is None:
             found = self._specs.setdefault(name, _spec(name, policy))
         return found
 
-    def _spec_for(self, request: Any) -> EffectSpec | None:
-        """The effect that a call is; None when it is to be run as it is."""
+    def _spec_for(self, request: Any) -> EffectSpec | Read | None:
+        """The effect or read that a call is; None when it is to be run as it is."""
         name = str(request.tool_call["name"])
         policy = self._tools.get(name, self._default)
         inner = _inner_effect(request.tool)
         if inner is not None:
-            if isinstance(self._tools.get(name), Mapping):
+            if isinstance(self._tools.get(name), Mapping) or is_read(self._tools.get(name)):
                 raise bubbling(
                     Misuse(
                         field=f"tool {name!r}",
@@ -208,6 +222,8 @@ class ToolEffects:
                     reason="nothing is declared for it; give its settings, or 'pure'",
                 )
             )
+        if is_read(policy):
+            return self._reads.setdefault(name, read_of(name, policy))
         return self._declared(name)
 
 
@@ -224,13 +240,16 @@ def _messages(state: Any, key: str) -> Sequence[Any]:
 
 
 def _checked(name: str, policy: Any) -> Policy:
-    if policy in ("pure", "refuse"):
+    if policy in ("pure", "recorded", "refuse"):
         chosen: Policy = policy
         return chosen
+    if is_read(policy):
+        read: Policy = policy
+        return read
     if not isinstance(policy, Mapping):
         raise Misconfigured(
             field=f"tool {name!r}",
-            reason="is a mapping with the parameters of @effect, 'pure' or 'refuse'",
+            reason="is a mapping with the parameters of @effect, 'pure', 'recorded' or 'refuse'",
         )
     unknown = [key for key in policy if key not in DEFAULTS or key in NOT_FOR_WRAPPERS]
     if unknown:
