@@ -34,10 +34,13 @@ from surefoot.errors import (
     SurefootError,
     TransactionEnded,
 )
-from surefoot.flows.acquire import effect_of
+from surefoot.flows import effects as flow
+from surefoot.flows import journal, same_database
+from surefoot.flows.acquire import acquire, effect_of
 from surefoot.flows.views import viewing
 from surefoot.ports import Lease
-from surefoot.rules.envelope import Kind
+from surefoot.rules.effects import Receiver
+from surefoot.rules.envelope import Kind, Record
 from surefoot.testing.faults import Died, Fault, Plan, bury, with_faults
 
 pytestmark = pytest.mark.optimized
@@ -517,6 +520,78 @@ def test_a_killed_process(book: Bench, tmp_path: Path, where: str) -> None:
 # --- two workers -------------------------------------------------------------------------------
 
 
+def take_over(book: Bench, config: dict[str, Any]) -> None:
+    """Another worker acquires the thread; its lease is over at once."""
+    marks, thread = book.saver.core.ports.marks, account(config)
+    held = marks.read(book.tenant, thread)
+    assert held is not None
+    taken = marks.acquire(book.tenant, thread, Lease("another", 1), over_epoch=held.epoch)
+    assert taken is not None
+
+
+def test_a_stale_worker_is_stopped_before_the_body(book: Bench) -> None:
+    """It lost its thread and does not know: B says so before anything is written."""
+    ran: list[int] = []
+    post, config = booking(lambda conn: ran.append(1)), book.config()
+
+    def node(state: Any) -> Any:
+        take_over(book, config)
+        return {"log": [post(account(config), 7)]}
+
+    with pytest.raises((Fenced, SaveFailed)):
+        book.graph(node).invoke({"log": []}, config, durability="sync")
+    assert (ran, rows(book, account(config))) == ([], [])
+    again = book.graph(lambda s: {"log": [post(account(config), 7)]}, saver=book.open())
+    assert again.invoke(None, config)["log"] == [70]
+    assert rows(book, account(config)) == [7]
+
+
+def test_the_record_never_follows_a_checkpoint_that_is_not_published(book: Bench) -> None:
+    """A worker that was interrupted between storing a checkpoint and publishing it books, and dies.
+
+    Whoever comes next gives up a checkpoint that was not published, and all that follows it: the
+    record would be lost beside its committed rows, and they would be booked again.
+    """
+    config = book.config()
+    thread = account(config)
+    saver = book.open()
+    ports = saver.core.ports
+    book.graph(lambda s: {"log": ["first"]}, saver=saver).invoke({"log": []}, config)
+    session, _ = acquire(ports, thread, None)
+    known = session.known["", session.latest[""]]
+
+    def stored_again(chain: Any) -> Record:
+        found = next(r for r in chain.walk() if r.kind is Kind.CHECKPOINT)
+        return Record(found.kind, found.schema, found.subject, found.body)
+
+    with session.lock:
+        journal.append(ports, session, [viewing(ports, thread, stored_again)])
+    place = flow.CallPlace(
+        levels=(("", known.checkpoint_id),),
+        saved=True,
+        step=known.step + 1,
+        namespace="",
+        path="(pull,n1)",
+        task=("task", 1, 0),
+        family=("", "(pull,n1)"),
+        origin="",
+    )
+    request = flow.CallRequest(
+        name="post",
+        place=place,
+        call_id="one",
+        receiver=Receiver.SAME_DATABASE,
+        arguments={},
+        fingerprint=bytes(32),
+    )
+    step = flow.begin(ports, session, saver.serde, request)
+    same_database.run(ports, session, saver.serde, step, lambda conn: insert(conn, thread, 7), repr)
+    assert rows(book, thread) == [7]
+    take_over(book, config)  # nothing more of the first worker is published
+    after, _ = acquire(book.open().core.ports, thread, None)
+    assert after.effects[step.body.slot].state == "succeeded"
+
+
 class Stale:
     """A worker that is in the body while others take its thread."""
 
@@ -528,11 +603,7 @@ class Stale:
         self._thread = threading.Thread(target=self._run, args=(graph, config))
         self._thread.start()
         assert self.inside.wait(30)
-        marks, thread = book.saver.core.ports.marks, account(config)
-        held = marks.read(book.tenant, thread)
-        assert held is not None
-        taken = marks.acquire(book.tenant, thread, Lease("another", 1), over_epoch=held.epoch)
-        assert taken is not None
+        take_over(book, config)
 
     def _wait(self, conn: Any) -> None:
         self.inside.set()
