@@ -585,19 +585,6 @@ EFFECTS = (
             (
                 f"{_EFFECT}test_a_tool_error_that_proves_nothing_is_no_message_for_the_model"
                 "[sqlite-True-True-False-N]"
-        "E2-same-database-behind-an-unpublished-checkpoint",
-        "flows/same_database.py",
-        "            journal.publish(ports, session)\n",
-        "",
-        "whoever comes next gives the checkpoint up, and with it the record of what is committed",
-        (
-            (
-                "tests/effects/test_same_database.py::"
-                "test_the_record_never_follows_a_checkpoint_that_is_not_published[sqlite]"
-            ),
-            (
-                "tests/effects/test_same_database.py::"
-                "test_a_stale_worker_is_stopped_before_the_body[sqlite]"
             ),
         ),
     ),
@@ -648,18 +635,6 @@ EFFECTS = (
         "    if facts.age_us is None:\n",
         "after the clock stepped back a stale value stays fresh for as long",
         (f"{_READ_RULES}test_an_outcome_is_replayed_while_it_is_fresh",),
-        "E6-an-answer-makes-a-lost-step-known",
-        "flows/acquire.py",
-        "    if effect.only_asked:\n        return\n",
-        "",
-        "a lookup that said nothing lets the next one send what a lost history has sent",
-        (
-            (
-                "tests/orders/test_restore.py::"
-                "test_not_found_after_an_update_is_for_a_person_however_often_it_is_tried"
-                "[sqlite-after no answer]"
-            ),
-        ),
     ),
     Mutant(
         "E8-broken-lookup-says-absent",
@@ -798,5 +773,36 @@ EFFECTS = (
         "",
         "a checkpoint follows a step whose result could not be stored",
         (f"{_ORDER}test_after_a_value_that_cannot_be_stored_no_effect_starts[handle-N]",),
+    ),
+    Mutant(
+        "E2-same-database-behind-an-unpublished-checkpoint",
+        "flows/same_database.py",
+        "            journal.publish(ports, session)\n",
+        "",
+        "whoever comes next gives the checkpoint up, and with it the record of what is committed",
+        (
+            (
+                "tests/effects/test_same_database.py::"
+                "test_the_record_never_follows_a_checkpoint_that_is_not_published[sqlite]"
+            ),
+            (
+                "tests/effects/test_same_database.py::"
+                "test_a_stale_worker_is_stopped_before_the_body[sqlite]"
+            ),
+        ),
+    ),
+    Mutant(
+        "E6-an-answer-makes-a-lost-step-known",
+        "flows/acquire.py",
+        "    if effect.only_asked:\n        return\n",
+        "",
+        "a lookup that said nothing lets the next one send what a lost history has sent",
+        (
+            (
+                "tests/orders/test_restore.py::"
+                "test_not_found_after_an_update_is_for_a_person_however_often_it_is_tried"
+                "[sqlite-after no answer]"
+            ),
+        ),
     ),
 )
