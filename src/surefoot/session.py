@@ -383,7 +383,7 @@ class Session:
         self.tally = Tally()
         self.ordinals: dict[tuple[str, int, int, bytes], int] = {}
         #: Messages whose tool calls an execution of a task has carried out, in their order.
-        self.turns: OrderedDict[tuple[str, int, int], dict[tuple[str | None, ...], int]]
+        self.turns: OrderedDict[tuple[str, int, int], dict[tuple[int | str | None, ...], int]]
         self.turns = OrderedDict()
         self.running: set[bytes] = set()
         #: From which execution and tasks the slots of the present step were reached.
@@ -534,7 +534,7 @@ class Session:
         else:
             self.intents.pop(LEFT_OPEN, None)
 
-    def turn_of(self, task: tuple[str, int, int], calls: tuple[str | None, ...]) -> int:
+    def turn_of(self, task: tuple[str, int, int], calls: tuple[int | str | None, ...]) -> int:
         """Which message, from 0, of an execution of a task asks for these tool calls."""
         with self.queue_lock:
             turns = self.turns.setdefault(task, {})
@@ -629,7 +629,17 @@ class Session:
 
     def early_floor(self) -> int:
         """Lowest seq of pending writes whose checkpoint is not stored yet; 0 when none."""
-        return min([*self.early.values(), *self.early_children.values()], default=0)
+        return min([*self.early.values(), *self.early_children.values(), *self._exits()], default=0)
+
+    def _exits(self) -> list[int]:
+        """Under ``exit``: where the effects of the step behind the next checkpoint are recorded."""
+        if self.durability != "exit":
+            return []
+        return [
+            self.effect_at[slot]
+            for slot in self.unfolded
+            if (root := self.effects[slot].root) and ("", root) not in self.known
+        ]
 
     def new_log(self) -> int:
         """A fresh log id: random, so that copied threads never meet it again."""

@@ -30,6 +30,7 @@ from surefoot.rules.effects import (
     decide_call,
     decide_expired,
     decide_match,
+    decide_never_sent,
     idempotency_key,
     operation_thread,
     slot_of,
@@ -88,7 +89,8 @@ def test_every_call(
 ) -> None:
     call = decide_call(CallFacts(receiver, state, same, intent, tainted))
     expected = SAME[state][receiver][intent]
-    if not same:
+    never_sent = state == "started" and receiver is not K and not intent
+    if not same and not never_sent:
         expected = OTHER[state] or expected
     assert said(call) == expected
     assert call.reason
@@ -152,9 +154,24 @@ def test_what_may_have_been_sent_from_the_slot_itself_comes_first(
 
 @pytest.mark.parametrize("state", [s for s in SAME if s is not None])
 def test_a_record_of_the_slot_itself_comes_first(state: str) -> None:
+    """Unless it proves that nothing happened there: then it hides nothing."""
     for receiver, same, intent in product((K, L, N), (True, False), (True, False)):
         alone = CallFacts(receiver, state, same, intent, True)
-        assert decide_call(replace(alone, elsewhere=Elsewhere.FORK)) == decide_call(alone)
+        both = decide_call(replace(alone, elsewhere=Elsewhere.HERE))
+        never_sent = state == "started" and receiver is not K and not intent
+        if (state in ("failed", "absent") or never_sent) and not intent:
+            assert both.verdict is ADOPT
+        else:
+            assert both == decide_call(alone)
+
+
+@pytest.mark.parametrize("receiver", [*Receiver])
+@pytest.mark.parametrize("intent", [True, False])
+def test_a_start_that_was_not_announced_was_never_sent(receiver: Receiver, intent: bool) -> None:
+    announced = receiver in (L, N)
+    assert decide_never_sent(receiver, "started", intent=intent) is (announced and not intent)
+    assert not decide_never_sent(receiver, "in_doubt", intent=intent)
+    assert not decide_never_sent(receiver, None, intent=intent)
 
 
 LOOSE = [
@@ -171,6 +188,12 @@ def test_the_oldest_equal_one_is_adopted() -> None:
     assert decide_adoption("pay", b"b", LOOSE) == 2
     assert decide_adoption("send", b"b", LOOSE) is None
     assert decide_adoption("pay", b"a", []) is None
+
+
+def test_where_forks_are_not_adopted_this_branch_comes_first() -> None:
+    for policy in ("execute", "refuse"):
+        assert decide_adoption("pay", b"a", LOOSE, policy) == 4
+        assert decide_adoption("pay", b"a", LOOSE[:4], policy) == 3
 
 
 @pytest.mark.parametrize(

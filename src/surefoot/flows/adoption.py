@@ -20,11 +20,18 @@ from surefoot.flows.find import find_checkpoint
 from surefoot.flows.values import Loader, Writer
 from surefoot.ports import Ports, Serializer
 from surefoot.rules.bodies import BODY_SCHEMAS, BodyError, EffectBody, Typed
-from surefoot.rules.effects import Loose, decide_adoption, may_adopt
+from surefoot.rules.effects import (
+    PROVEN_NOTHING,
+    Loose,
+    Receiver,
+    decide_adoption,
+    decide_never_sent,
+    may_adopt,
+)
 from surefoot.rules.envelope import Kind
 from surefoot.rules.reads import READ
 from surefoot.rules.writes import decide_writes
-from surefoot.session import Known, LooseEffect, Session
+from surefoot.session import NO_HORIZON, Known, LooseEffect, Session
 
 __all__ = ["Leaving", "find", "leave", "of_origin", "take"]
 
@@ -56,9 +63,25 @@ def find(
     """
     if root is None:
         return None
-    loose = _loose_at(ports, session, serde, root)
-    at = decide_adoption(name, fingerprint, [_facts(found) for found in loose])
+    loose = [*_loose_at(ports, session, serde, root), *_left_at_exit(session, root)]
+    facts = [_facts(found) for found in loose]
+    at = decide_adoption(name, fingerprint, facts, ports.policy.on_fork)
     return None if at is None else loose[at]
+
+
+def _left_at_exit(session: Session, root: Known) -> list[LooseEffect]:
+    """Under ``exit``: what an earlier run did in the step behind the checkpoint that it left.
+
+    No checkpoint lists it, because new input is stored with the end of the run only. What this
+    run has come to again is no longer left.
+    """
+    if session.durability != "exit":
+        return []
+    return [
+        LooseEffect(session.effects[slot], fork=False)
+        for slot in session.unfolded
+        if slot not in session.origins and _root_of(session.effects[slot]) == root.checkpoint_id
+    ]
 
 
 def of_origin(
@@ -79,6 +102,10 @@ def take(session: Session, found: LooseEffect, place: EffectBody) -> EffectBody:
     """
     session.loose = [held for held in session.loose if held is not found]
     session.loose_moved = True
+    if found.body.state == "succeeded":
+        _drop_inner(session, found.body.slot)
+    if session.unfolded.pop(found.body.slot, None) is not None:
+        del session.effects[found.body.slot]
     return replace(
         found.body,
         slot=place.slot,
@@ -91,6 +118,14 @@ def take(session: Session, found: LooseEffect, place: EffectBody) -> EffectBody:
         adopted=found.body.origin,
         at_us=place.at_us,
     )
+
+
+def _drop_inner(session: Session, slot: bytes) -> None:
+    """What happened in the body of an effect that is done belongs to it, and to no other call."""
+    inner = [held for held in session.loose if held.body.within == slot]
+    session.loose = [held for held in session.loose if held.body.within != slot]
+    for held in inner:
+        _drop_inner(session, held.body.slot)
 
 
 def _facts(found: LooseEffect) -> Loose:
@@ -127,6 +162,7 @@ def leave(
     source: str,
     seen: Mapping[str, Any],
     born: bool,
+    checkpoint_id: str,
 ) -> Leaving:
     """Decides what becomes of the effects under a root checkpoint's parent.
 
@@ -143,14 +179,19 @@ def leave(
         source: ``metadata["source"]``.
         seen: ``versions_seen`` of the checkpoint.
         born: It begins a branch.
+        checkpoint_id: Its id.
 
     Raises:
         Misuse: A fork so far back that more effects would have to be read than the limit allows.
     """
+    passed: set[bytes] = set()
+    if session.durability == "exit" and source == "loop":
+        # Of the run's checkpoints only the last one is stored; it holds the steps before it.
+        passed = {s for s in session.unfolded if _root_of(session.effects[s]) != checkpoint_id}
     if parent is None:
-        return Leaving((), (), [], None)
+        return Leaving(tuple(passed), tuple(passed), [], None)
     place = ("", parent.checkpoint_id)
-    own = {slot for slot, at in session.unfolded.items() if at == place}
+    own = {slot for slot, at in session.unfolded.items() if at == place} | passed
     folded = tuple(own) if source == "loop" else ()
     if born:
         left = [found for found in _above(ports, session, parent) if found.body.slot not in folded]
@@ -165,7 +206,7 @@ def leave(
     left = [
         LooseEffect(body, fork=False)
         for slot, body in sorted(under.items(), key=lambda item: session.effect_at[item[0]])
-        if _task_id(body) not in done
+        if _task_id(body) not in done and not never_sent(session, body)
     ]
     return _leaving(ports, session, serde, writer, parent, folds, tuple(under), left)
 
@@ -183,18 +224,41 @@ def _leaving(
     held = session.bodies.get(("", parent.checkpoint_id))
     stored = None if held is None else held.loose
     #: An adoption, or a decision about an effect of the list, is on the chain above it.
-    news = any(b.adopted or _root_of(b) != parent.checkpoint_id for b in session.effects.values())
+    news = any(
+        body.adopted or body.compensates or _root_of(body) != parent.checkpoint_id
+        for body in session.effects.values()
+    )
     at_hand = session.loose_of == parent.checkpoint_id
     if not left and not news and not at_hand:
         return Leaving(folds, (*folds, *gone), None, stored)
     before = _loose_at(ports, session, serde, parent)
-    origins = {found.body.origin for found in left}
+    origins = {found.body.origin for found in left} | undone(session)
     loose = [found for found in before if found.body.origin not in origins]
-    loose += [found for found in left if may_adopt(_facts(found))]
-    if not left and not session.loose_moved:
+    loose += [
+        found
+        for found in left
+        if may_adopt(_facts(found)) and found.body.origin not in undone(session)
+    ]
+    if not left and not session.loose_moved and loose == before:
         return Leaving(folds, (*folds, *gone), before, stored)
     typed = None if not loose else writer.value(_packed(loose), channel="(unconsumed effects)")
     return Leaving(folds, (*folds, *gone), loose, typed)
+
+
+def undone(session: Session) -> set[bytes]:
+    """Slots of effects that an effect at hand has undone: they are nobody's to adopt."""
+    return {
+        body.compensates
+        for body in session.effects.values()
+        if body.compensates and body.state not in PROVEN_NOTHING
+    }
+
+
+def never_sent(session: Session, body: EffectBody) -> bool:
+    """True when a start of the present step was never announced in B, so it was not sent (E5)."""
+    announced = body.slot in session.intents or bool(body.adopted)
+    lost = session.horizon is not None and session.horizon > NO_HORIZON
+    return decide_never_sent(Receiver(body.receiver), body.state, intent=announced or lost)
 
 
 def _root_of(body: EffectBody) -> str:
@@ -246,7 +310,7 @@ def _loose_at(ports: Ports, session: Session, serde: Serializer, root: Known) ->
     if session.started_behind and root is session.started_at:
         # It runs again under a checkpoint that the thread has moved past.
         loose += _above(ports, session, root)
-    taken = {held.adopted for held in session.effects.values() if held.adopted}
+    taken = {held.adopted for held in session.effects.values() if held.adopted} | undone(session)
     current = [
         replace(found, body=session.effects.get(found.body.slot, found.body))
         for found in loose
@@ -280,7 +344,10 @@ def _above(ports: Ports, session: Session, root: Known) -> list[LooseEffect]:
                     "Limits.adoptable_effects_max"
                 ),
             )
-    return [LooseEffect(body, fork=True) for body in reversed(met.values())]
+    gone = {b.compensates for b in met.values() if b.state not in PROVEN_NOTHING}
+    return [
+        LooseEffect(body, fork=True) for origin, body in reversed(met.items()) if origin not in gone
+    ]
 
 
 def _chain(ports: Ports, session: Session) -> Chain | None:

@@ -28,6 +28,7 @@ from surefoot.rules.doubts import (
     decide_order,
     is_open,
 )
+from surefoot.rules.effects import Receiver, decide_never_sent
 from surefoot.rules.envelope import Kind, Link, RecordHead
 from surefoot.rules.intents import LEFT_OPEN, unpack_intents
 from surefoot.rules.lease import decide_holder_dead
@@ -240,6 +241,8 @@ class _Seen:
     head: Link | None
     held: list[_Held]
     slots: frozenset[bytes]
+    #: An order of an operator is on the chain, so intents may have been lost.
+    ordered: bool = False
 
 
 @dataclass(slots=True)
@@ -259,7 +262,7 @@ def _seen(ports: Ports, serde: Serializer, chain: Chain | None) -> _Seen:
     """
     if chain is None:
         return _Seen(None, [], frozenset())
-    by_subject = _effect_records(chain)
+    by_subject, ordered = _effect_records(chain)
     heads = sorted((r[0] for r in by_subject.values()), key=lambda r: r.link.seq, reverse=True)
     found = [effect_of(chain.identity.thread, r) for r in chain.with_bodies(heads)]
     bodies = [body for body in found if not body.only_asked]
@@ -276,17 +279,19 @@ def _seen(ports: Ports, serde: Serializer, chain: Chain | None) -> _Seen:
         subjects = {one.body.slot[:16], one.body.origin[:16]}
         records = [r for subject in subjects for r in by_subject.get(subject, ())]
         one.opened_us = _opened_us(chain, records)
-    return _Seen(chain.head, opened, frozenset(body.slot for body in bodies))
+    return _Seen(chain.head, opened, frozenset(body.slot for body in bodies), ordered)
 
 
-def _effect_records(chain: Chain) -> dict[bytes, list[RecordHead]]:
-    """Heads of the effect records of a chain by subject, newest first."""
+def _effect_records(chain: Chain) -> tuple[dict[bytes, list[RecordHead]], bool]:
+    """Heads of the effect records of a chain by subject, newest first; whether it holds orders."""
     by_subject: dict[bytes, list[RecordHead]] = {}
+    ordered = False
     chain.jump(1)
     for record in chain.walk(bodies=False):
         if record.kind is Kind.EFFECT:
             by_subject.setdefault(record.subject, []).append(record)
-    return by_subject
+        ordered = ordered or record.kind in (Kind.RESTORE, Kind.DECISION)
+    return by_subject, ordered
 
 
 def _parts(body: EffectBody) -> list[tuple[str, Typed]]:
@@ -327,7 +332,11 @@ def _judged(ports: Ports, thread: str, mark: Mark, seen: _Seen) -> list[InDoubt]
     found: list[InDoubt] = []
     for one in seen.held:
         body = one.body
-        facts = DoubtFacts(body.state, body.slot in intents, live, body.error)
+        known = body.slot in intents
+        # One intent stands for all that checkpoints have left open, so it may be this one's.
+        kept = known or LEFT_OPEN in intents or seen.ordered or bool(body.adopted)
+        never_sent = decide_never_sent(Receiver(body.receiver), body.state, intent=kept)
+        facts = DoubtFacts(body.state, known, live, body.error, announced=not never_sent)
         reason = decide_doubt(facts)
         if reason is not None:
             found.append(_item(thread, one, reason, now_us))
@@ -429,7 +438,7 @@ def history(ports: Ports, thread: str, *, limit: int | None) -> list[EffectRecor
     def look(chain: Chain | None) -> list[EffectRecord]:
         if chain is None:
             return []
-        heads = [r for records in _effect_records(chain).values() for r in records]
+        heads = [r for records in _effect_records(chain)[0].values() for r in records]
         heads.sort(key=lambda r: r.link.seq, reverse=True)
         told: set[bytes] = set()
         out: list[EffectRecord] = []

@@ -133,6 +133,7 @@ class CallRequest:
         undo: The effect that the call undoes, if it does; what it is given is found then.
         undoes: The slot of that effect, once it is found.
         is_step: The call is a whole node, and its arguments are the node's input.
+        within: Slot of the effect in whose body the call is made; empty when it is in none.
         risk: As declared, for the queue of doubts; None is normal.
         deadline_ms: Time from the start until which a doubt has to be settled.
     """
@@ -153,6 +154,7 @@ class CallRequest:
     undo: Undo | None = None
     undoes: bytes = b""
     is_step: bool = False
+    within: bytes = b""
     risk: str | None = None
     deadline_ms: int | None = None
 
@@ -265,14 +267,16 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: CallReques
         session.origins[slot] = origin
         held = session.effects.get(slot)
         family = b"" if held else _require_unique(session, request, position, slot)
-        loose = None if held else _elsewhere(ports, session, serde, request)
-        if loose is not None and loose.body.slot == slot:
+        over = held is not None and not _nothing_happened(session, held)
+        loose = None if over else _elsewhere(ports, session, serde, request)
+        if held is None and loose is not None and loose.body.slot == slot:
             held, loose = loose.body, None
         if request.undo is not None:
-            known = loose.body if held is None and loose is not None else held
+            known = held if held is not None and over else None
+            known = loose.body if loose is not None else known
             request = _aimed(ports, session, serde, request, known)
-            if not request.undoes:
-                return _nothing_to_undo(request, position, slot)
+            if known is None and not request.undoes:
+                return _nothing_to_undo(ports, session, serde, request, position, slot)
         facts = _facts(ports, session, request, position, slot, held)
         verdict = decide_call(_with(facts, loose), ports.policy.on_fork)
         body, rows = _body(ports, session, serde, request, position, slot, held)
@@ -281,9 +285,8 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: CallReques
             held = adoption.take(session, loose, body)
             _record(ports, session, held)
             # It may have been sent, under the old slot; whether B knows of that one is no matter.
-            verdict = decide_call(
-                replace(facts, state=held.state, same_arguments=True, intent=True)
-            )
+            facts = _facts(ports, session, request, position, slot, held)
+            verdict = decide_call(replace(facts, same_arguments=True, intent=True))
         return _carry_out(ports, session, serde, request, verdict, body, rows, held)
 
 
@@ -306,21 +309,29 @@ def _aimed(
     return replace(request, arguments=target.given, undoes=target.slot)
 
 
-def _nothing_to_undo(request: CallRequest, position: Position, slot: bytes) -> Step:
-    """Nothing is recorded and nothing is sent: what would be undone did not happen."""
-    body = EffectBody(
-        slot=slot,
-        name=request.name,
-        state="absent",
-        attempt=0,
-        receiver=request.receiver.value,
-        fingerprint=request.fingerprint,
-        key="",
-        namespace="",
-        checkpoint_id="",
-        position=position.shown(),
-    )
-    return Step(Verdict.REPLAY, request, body, None)
+def _nothing_happened(session: Session, held: EffectBody) -> bool:
+    """True for a record that proves that nothing was done at its slot."""
+    return held.state in PROVEN_NOTHING or adoption.never_sent(session, held)
+
+
+def _nothing_to_undo(
+    ports: Ports,
+    session: Session,
+    serde: Serializer,
+    request: CallRequest,
+    position: Position,
+    slot: bytes,
+) -> Step:
+    """Nothing is sent: what would be undone did not happen. That is recorded.
+
+    Otherwise the same call, made again after a crash, would undo what came after it.
+    """
+    body, rows = _body(ports, session, serde, request, position, slot, None)
+    writer = writer_for(ports, session, serde)
+    nothing = writer.value(None, channel=f"(result of {request.name})")
+    done = replace(body, state="succeeded", attempt=0, result=nothing)
+    _record(ports, session, done, [*rows, *writer.rows])
+    return Step(Verdict.REPLAY, request, done, None)
 
 
 def _elsewhere(
@@ -354,7 +365,7 @@ def _facts(
     since_us = 0 if held is None else held.since_us or held.at_us
     return CallFacts(
         receiver=request.receiver,
-        state=None if held is None else held.state,
+        state=_state_of(session, request, held),
         same_arguments=held is not None and held.fingerprint == request.fingerprint,
         # Of an adopted effect the intent stood under another slot, and may have left B since.
         intent=slot in session.intents or bool(held is not None and held.adopted),
@@ -369,6 +380,16 @@ def _facts(
         ),
         can_ask=request.can_ask,
     )
+
+
+def _state_of(session: Session, request: CallRequest, held: EffectBody | None) -> str | None:
+    """State of a slot; of an operation that was undone, its result is another thread's no more."""
+    if held is None:
+        return None
+    is_undone = bool(request.operation) and held.origin in adoption.undone(session)
+    if is_undone and held.state == "succeeded" and held.caller != request.caller:
+        return "compensated"
+    return held.state
 
 
 def _carry_out(
@@ -481,8 +502,27 @@ def _position(session: Session, request: CallRequest) -> Position:
     ordinal = session.ordinals.get(key, 0)
     if ordinal and slot_of(replace(position, call=ordinal - 1)) in session.running:
         raise _at_once(request)
+    ordinal = _past_failures(session, position, ordinal, request.fingerprint)
     session.ordinals[key] = ordinal + 1
     return replace(position, call=ordinal)
+
+
+def _past_failures(session: Session, position: Position, ordinal: int, arguments: bytes) -> int:
+    """Which of its calls an execution of a task makes, when the one before it made it anew.
+
+    A node may try again by itself after a proven failure; the call that then happened is recorded
+    under a later ordinal. Made again, its first call is that one: the failure is over.
+    """
+    held = session.effects.get(slot_of(replace(position, call=ordinal)))
+    at = ordinal
+    while held is not None:
+        if held.fingerprint == arguments and not _nothing_happened(session, held):
+            return at
+        if at == ordinal and not _nothing_happened(session, held):
+            return ordinal
+        at += 1
+        held = session.effects.get(slot_of(replace(position, call=at)))
+    return ordinal
 
 
 def _root_step(session: Session, request: CallRequest, position: Position) -> int:
@@ -619,6 +659,7 @@ def _body(
         operation=request.operation,
         caller=request.caller,
         compensates=request.undoes,
+        within=request.within,
         risk=request.risk,
         due_us=_due_us(request, held, now_us),
     )
@@ -721,7 +762,7 @@ def finish(
             body = replace(body, unstorable=str(error))
         if evidence is not None:
             body = replace(body, evidence=lookups.evidence_of(writer, body.name, evidence))
-        _close(ports, session, body, writer.rows)
+        _close(ports, session, body, [*step.rows, *writer.rows])
         if lost is not None:
             raise EffectResultLost(
                 effect=body.name,
@@ -772,7 +813,7 @@ def fail(
             error=seen or type(error).__qualname__,
             at_us=ports.host.now_us(),
         )
-        _close(ports, session, body, ())
+        _close(ports, session, body, () if step.started else step.rows)
         if proven:
             session.intents.pop(body.slot, None)
 

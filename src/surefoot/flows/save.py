@@ -443,7 +443,9 @@ def _checkpoint_body(
     left_open = [
         slot
         for slot in leaving.gone
-        if slot in session.effects and is_open(session.effects[slot].state)
+        if slot in session.effects
+        and is_open(session.effects[slot].state)
+        and not adoption.never_sent(session, session.effects[slot])
     ]
     if left_open:
         # The graph went on without them, so their intents leave B; the sealed record keeps them
@@ -496,6 +498,7 @@ def _leave(
         source=str(save.metadata.get("source")),
         seen=save.checkpoint.get("versions_seen") or {},
         born=born,
+        checkpoint_id=str(save.checkpoint["id"]),
     )
 
 

@@ -15,6 +15,7 @@ from langgraph.store.base import BaseStore
 from surefoot.errors import Misconfigured, Misuse
 from surefoot.flows import effects as flow
 from surefoot.flows.compensation import Undo
+from surefoot.langgraph import scope
 from surefoot.langgraph.hooks import EffectCall, Hook, register
 from surefoot.langgraph.place import Here
 from surefoot.rules.answers import Answer
@@ -88,6 +89,7 @@ class EffectSpec:
     ) -> flow.CallRequest:
         """A call with these arguments, from where it is made."""
         arguments = self.semantic(bound)
+        within = scope.enclosing()
         return flow.CallRequest(
             name=self.name,
             place=at.place,
@@ -102,6 +104,7 @@ class EffectSpec:
             can_ask=self.reconcile is not None,
             operation=self.operation(bound),
             is_step=self.is_step,
+            within=b"" if within is None else within.slot,
             risk=self.risk,
             deadline_ms=self.deadline_ms,
         )

@@ -267,10 +267,10 @@ def tool_place(at: Here, runtime: Any) -> str | None:
     if call_id is None or state is None:
         return None
     for messages in lists_of(state):
-        for message in reversed(messages):
+        for index, message in reversed([*enumerate(messages)]):
             calls = [call.get("id") for call in getattr(message, "tool_calls", None) or ()]
             if call_id in calls:
-                turn = at.run.turn_of(at.place.task, tuple(calls))
+                turn = at.run.turn_of(at.place.task, (index, *calls))
                 return f"tool:{calls.index(call_id)}" + (f"@{turn}" if turn else "")
     return None
 
@@ -501,7 +501,8 @@ def _prepare(
     tool = kwargs.pop(TOOL, None)
     call_id = None
     if "call_id" in kwargs and "call_id" not in spec.signature.parameters:
-        call_id = str(kwargs.pop("call_id"))
+        given_id = kwargs.pop("call_id")
+        call_id = None if given_id is None else str(given_id)
     ours = {"idempotency_key": spec.takes_key, "call": spec.takes_call}
     ours |= dict.fromkeys(spec.filled_in - ours.keys(), True)
     given = [name for name, taken in ours.items() if taken and name in kwargs]

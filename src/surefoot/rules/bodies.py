@@ -544,6 +544,7 @@ class EffectBody:
         operation: ``operation_id`` of the call (E4c).
         caller: Thread that called the operation.
         compensates: Slot of the effect that this one undoes.
+        within: Slot of the effect in whose body the call was made.
         risk: ``low``, ``high`` or ``critical``; None is normal.
         due_us: Until when a doubt about it has to be settled, microseconds since the epoch on
             the worker's clock; None when nothing was declared.
@@ -580,6 +581,7 @@ class EffectBody:
     operation: str = ""
     caller: str = ""
     compensates: bytes = b""
+    within: bytes = b""
 
     @property
     def origin(self) -> bytes:
@@ -634,6 +636,7 @@ class EffectBody:
             "since_us": _int,
             "adopted": _bytes,
             "compensates": _bytes,
+            "within": _bytes,
             "due_us": _int,
             "asked_us": _int,
         }

@@ -25,12 +25,15 @@ class DoubtFacts:
         intent: B holds an intent of it (E5).
         live: A lease on the thread holds, and its holder is not proven dead.
         error: What the newest record says went wrong.
+        announced: It may have been sent: its receiver needs no intent, B holds one or may have
+            lost it. Otherwise a start was never sent (E5).
     """
 
     state: str | None
     intent: bool
     live: bool
     error: str | None = None
+    announced: bool = True
 
 
 def decide_doubt(facts: DoubtFacts) -> str | None:
@@ -46,6 +49,8 @@ def decide_doubt(facts: DoubtFacts) -> str | None:
     if facts.state is None:
         return "an intent without its record: it may have been sent" if facts.intent else None
     if not is_open(facts.state):
+        return None
+    if facts.state == "started" and not facts.announced:
         return None
     if facts.state == "started":
         return None if facts.live else "it was started, and its worker is gone"

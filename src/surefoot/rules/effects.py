@@ -33,6 +33,7 @@ __all__ = [
     "decide_call",
     "decide_expired",
     "decide_match",
+    "decide_never_sent",
     "idempotency_key",
     "may_adopt",
     "operation_thread",
@@ -284,6 +285,11 @@ def decide_call(facts: CallFacts, on_fork: str = "adopt") -> Call:
         on_fork: What an equal record on another branch means: ``adopt`` it, ``execute`` anew, or
             ``refuse``.
     """
+    if decide_never_sent(facts.receiver, facts.state, intent=facts.intent or facts.lost):
+        # As if it had failed: nothing can have happened, whatever the arguments were.
+        return _decide_elsewhere(facts, on_fork) or Call(
+            Verdict.RUN, "started without an intent: never sent"
+        )
     state = facts.state
     if facts.receiver is Receiver.SAME_DATABASE:
         facts = replace(facts, lost=False)
@@ -294,7 +300,9 @@ def decide_call(facts: CallFacts, on_fork: str = "adopt") -> Call:
     if state in PROVEN_NOTHING and facts.lost:
         return _decide_open(facts, state)
     if state in PROVEN_NOTHING:
-        return Call(Verdict.RUN, f"the last attempt is recorded as {state}: nothing happened")
+        return _decide_elsewhere(facts, on_fork) or Call(
+            Verdict.RUN, f"the last attempt is recorded as {state}: nothing happened"
+        )
     if not facts.same_arguments:
         return Call(Verdict.CONFLICT, f"the recorded call is {state} with other arguments")
     if state == "succeeded":
@@ -304,6 +312,12 @@ def decide_call(facts: CallFacts, on_fork: str = "adopt") -> Call:
     if state == "abandoned":
         return Call(Verdict.REFUSE, "abandoned by decision; another decision can settle it")
     return Call(Verdict.REFUSE, f"recorded as {state}; a person decides")
+
+
+def decide_never_sent(receiver: Receiver, state: str | None, *, intent: bool) -> bool:
+    """Decides whether a start proves that nothing was sent: L and N announce it in B first (E5)."""
+    announced = receiver in (Receiver.CAN_BE_ASKED, Receiver.NEITHER)
+    return state == "started" and announced and not intent
 
 
 def _decide_elsewhere(facts: CallFacts, on_fork: str) -> Call | None:
@@ -345,8 +359,6 @@ def _decide_open(facts: CallFacts, state: str) -> Call:
         return _decide_again(facts, state)
     if facts.receiver is Receiver.SAME_DATABASE:
         return Call(Verdict.REFUSE, f"recorded as {state}, by another class than it has now")
-    if state == "started" and not facts.intent:
-        return Call(Verdict.RUN, "started without an intent: never sent")
     if facts.receiver is Receiver.CAN_BE_ASKED:
         reason = f"recorded as {state}; the receiver can be asked"
         return Call(Verdict.RECONCILE, reason, asks=True)
@@ -409,22 +421,30 @@ def may_adopt(found: Loose) -> bool:
     return found.state in _ADOPTABLE
 
 
-def decide_adoption(name: str, arguments: bytes, loose: Sequence[Loose]) -> int | None:
+def decide_adoption(
+    name: str, arguments: bytes, loose: Sequence[Loose], on_fork: str = "adopt"
+) -> int | None:
     """Decides which unconsumed effect a call at a fresh slot is (rule E4b): the oldest equal one.
+
+    Where effects of other branches are not adopted, those of this branch come first.
 
     Args:
         name: Name of the effect that is called.
         arguments: Fingerprint of the call.
         loose: Unconsumed effects, oldest first.
+        on_fork: What an equal record on another branch means, as for `decide_call`.
 
     Returns:
         Its index, or None.
     """
-    for index, found in enumerate(loose):
-        same = (found.name, found.fingerprint) == (name, arguments)
-        if same and may_adopt(found):
-            return index
-    return None
+    equal = [
+        index
+        for index, found in enumerate(loose)
+        if (found.name, found.fingerprint) == (name, arguments) and may_adopt(found)
+    ]
+    here = [index for index in equal if not loose[index].fork]
+    chosen = equal if on_fork == "adopt" else here or equal
+    return chosen[0] if chosen else None
 
 
 # --- what a lookup's answer is worth (E5, E8) --------------------------------------------------
