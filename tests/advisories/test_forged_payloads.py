@@ -74,6 +74,7 @@ NUMBERS = {
     "checkpoint_hash",
     "created_us",
     "epoch",
+    "has_open",
     "head_epoch",
     "head_seq",
     "incarnation",

@@ -70,7 +70,8 @@ EFFECTS = (
     Mutant(
         "E2-outcome-recorded-in-memory-only",
         "flows/effects.py",
-        "        _close(ports, session, body, writer.rows)\n        if lost is not None:",
+        "        _close(ports, session, body, [*step.rows, *writer.rows])\n"
+        "        if lost is not None:",
         "        session.effects[body.slot] = body\n        session.running.discard(body.slot)\n"
         "        if lost is not None:",
         "what happened is forgotten with the process, and happens again or stays in doubt",
@@ -153,8 +154,8 @@ EFFECTS = (
     Mutant(
         "E4b-nothing-is-adopted",
         "rules/effects.py",
-        "        if same and may_adopt(found):\n",
-        "        if same and found.state not in _ADOPTABLE:\n",
+        "== (name, arguments) and may_adopt(found)\n",
+        "== (name, arguments) and not may_adopt(found)\n",
         "new input after a failed fan-out repeats what the finished branch did",
         (
             f"{_RULES}test_the_oldest_equal_one_is_adopted",

@@ -793,4 +793,4 @@ async def test_an_effect_that_nobody_can_settle_shows_in_the_trail(saver: Surefo
     events = saver.events("t")
     assert fold(events).status == "in_doubt"
     (doubt,) = [e for e in events if e.kind == "surefoot.effect.in_doubt"]
-    assert (doubt.facts["error"], doubt.facts["receiver"]) == ("TimeoutError", "N")
+    assert (doubt.facts["error"], doubt.facts["receiver"]) == ("TimeoutError (timeout)", "N")
