@@ -529,8 +529,7 @@ def test_an_effect_is_no_read(bench: Bench, run: Run) -> None:
 @pytest.mark.optimized
 def test_a_read_of_a_stopped_turn_is_no_effect(either: Bench, run: Run) -> None:
     """Nothing was done, so nothing is in doubt and nothing is taken for the result of a call."""
-    look = looker(either, ["first"])
-    breaks = dies_once(lambda: either.world.count == 1)
+    look, breaks = looker(either, ["first"]), dies_once(reads(either, 1))
     model = scripted(calls(("look", {"what": "a"}), ("breaks", {})))
     agent = create_agent(
         model,

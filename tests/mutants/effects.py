@@ -22,6 +22,7 @@ _DECISIONS = "tests/rules/test_decisions.py::"
 _EVENTS = "tests/rules/test_events.py::"
 _ORPHANS = "tests/rules/test_orphans.py::"
 _TOOLS = "tests/effects/test_tools.py::"
+_MIDDLEWARE = "tests/effects/test_middleware.py::"
 _READ_RULES = "tests/rules/test_reads.py::"
 
 EFFECTS = (
@@ -262,10 +263,18 @@ EFFECTS = (
         ),
     ),
     Mutant(
+        "E7-what-was-answered-is-asked-about-for-ever",
+        "flows/orphans.py",
+        "            folded.update(body.folds)\n",
+        "",
+        "a thread that keeps its messages in a DeltaChannel never takes new input again",
+        ((f"{_TOOLS}test_what_the_state_has_taken_up_is_no_effect_of_an_orphan[sync-not-stored]"),),
+    ),
+    Mutant(
         "E7-search-ends-where-nothing-is-stored",
         "flows/orphans.py",
         "            unread = holding is None and e.slot not in folded\n",
-        "            unread = holding is None and e.slot in folded\n",
+        "            unread = bool(holding) and e.slot not in folded\n",
         "an effect under messages that are not stored belongs to no call",
         (
             (
@@ -595,7 +604,10 @@ EFFECTS = (
         '        return None if facts.live else "it was started, and its worker is gone"\n',
         "        return None\n",
         "what nobody can prove stands in no queue, so nobody looks",
-        (f"{_DOUBT}test_what_a_dead_worker_has_started_is_in_doubt[sqlite-N]",),
+        (
+            "tests/rules/test_doubts.py::test_what_is_in_doubt",
+            f"{_DOUBT}test_what_a_dead_worker_has_started_is_in_doubt[sqlite-N]",
+        ),
     ),
     Mutant(
         "E8-an-intent-without-its-record-is-no-doubt",
@@ -603,7 +615,42 @@ EFFECTS = (
         'it may have been sent" if facts.intent else None\n',
         'it may have been sent" if False else None\n',
         "the record was cut off, what it announced may have been sent",
-        (f"{_DOUBT}test_an_intent_without_its_record_is_in_doubt[sqlite]",),
+        (
+            "tests/rules/test_doubts.py::test_what_is_in_doubt",
+            f"{_DOUBT}test_an_intent_without_its_record_is_in_doubt[sqlite]",
+        ),
+    ),
+    Mutant(
+        "E8-a-state-of-a-later-release-is-settled",
+        "rules/doubts.py",
+        "    return state not in _CLOSED\n",
+        '    return state in {"started", "in_doubt", "needs_review"}\n',
+        "what this release cannot read is taken for done",
+        ("tests/rules/test_doubts.py::test_what_is_in_doubt",),
+    ),
+    Mutant(
+        "E4-a-read-tool's-failure-is-replayed",
+        "langgraph/read_tools.py",
+        '    if isinstance(answer, ToolMessage) and answer.status == "error":\n',
+        "    if False:\n",
+        "an error of the network stands for the answer, however often the run is resumed",
+        (f"{_MIDDLEWARE}test_a_read_tool_that_failed_is_asked_again[sync]",),
+    ),
+    Mutant(
+        "E4-a-model's-answer-to-another-prompt",
+        "langgraph/read_tools.py",
+        '            "system message": request.system_message,\n',
+        "",
+        "the answer to the old instructions stands for the new ones",
+        (f"{_MIDDLEWARE}test_another_question_is_not_answered[sync-prompt]",),
+    ),
+    Mutant(
+        "E7-a-read-is-taken-for-an-effect",
+        "flows/orphans.py",
+        "            if effect.receiver == READ:\n",
+        "            if effect.receiver == READ and effect.key:\n",
+        "what a call has looked up is taken for what it did",
+        (f"{_MIDDLEWARE}test_a_read_of_a_stopped_turn_is_no_effect[sqlite-sync]",),
     ),
     Mutant(
         "E8-the-trail-forgets-a-doubt",
@@ -616,8 +663,8 @@ EFFECTS = (
     Mutant(
         "E4b-the-trail-counts-an-adopted-effect-twice",
         "rules/folding.py",
-        "            held = newest.get(found.adopted or slot)\n",
-        "            held = newest.get(slot)\n",
+        "                newest[found.adopted or slot] = found\n",
+        "                newest[slot] = found\n",
         "the start that another place took over still stands as started",
         (f"{_EVENTS}test_an_adopted_effect_counts_once_and_is_not_left_started",),
     ),

@@ -342,7 +342,8 @@ def _judged(ports: Ports, thread: str, mark: Mark, seen: _Seen) -> list[InDoubt]
             found.append(_item(thread, one, reason, now_us))
     for slot in intents.keys() - seen.slots - {LEFT_OPEN}:
         reason = decide_doubt(DoubtFacts(None, intent=True, live=live))
-        found.append(_nameless(thread, "unrecorded", slot.hex(), reason or ""))
+        if reason is not None:
+            found.append(_nameless(thread, "unrecorded", slot.hex(), reason))
     return found
 
 
