@@ -44,6 +44,7 @@ from surefoot import (
     effect,
 )
 from surefoot.errors import EffectInDoubt, Misconfigured, Misuse, StaleInput
+from surefoot.session import PendingRead
 
 
 class Model(BaseChatModel):
@@ -402,11 +403,13 @@ def one_task(bench: Bench, policy: Any, tools: Sequence[Any], *asked: Any) -> An
 
 
 def reads(bench: Bench, count: int) -> Callable[[], bool]:
-    """True once so many reads of the run are recorded."""
+    """True once so many reads of the run are recorded, and none waits to be stored."""
 
     def ready() -> bool:
-        known = [s.reads.bodies.copy() for s in bench.saver.core.sessions.all()]
-        return len({body.position for one in known for body in one.values()}) == count
+        sessions = bench.saver.core.sessions.all()
+        known = {body.position for s in sessions for body in s.reads.bodies.copy().values()}
+        waiting = [one for s in sessions for one in list(s.queue) if isinstance(one, PendingRead)]
+        return len(known) == count and not waiting
 
     return ready
 
