@@ -172,6 +172,65 @@ def test_case_38_behind_pgbouncer_in_transaction_mode(pooler: tuple[Pooler, str,
         assert 0 < backends <= SERVERS
 
 
+def test_rows_of_the_user_and_their_records_behind_pgbouncer(
+    pooler: tuple[Pooler, str, str],
+) -> None:
+    """A transaction stays on one server from begin to commit, so both are there or neither."""
+    made, content, marks = pooler
+    with psycopg.connect(content) as direct:
+        direct.execute("CREATE TABLE book (account TEXT, amount BIGINT)")
+    failing = {f"t{n}" for n in range(0, THREADS, 2)}
+
+    @effect(same_database=True)
+    def post(account: str, amount: int, *, conn: psycopg.Connection[Any]) -> int:
+        conn.execute("INSERT INTO book VALUES (%s, %s)", (account, amount))
+        if amount == 2 and account in failing:
+            failing.remove(account)
+            raise OSError("once")
+        (total,) = conn.execute(
+            "SELECT sum(amount)::bigint FROM book WHERE account = %s", (account,)
+        ).fetchone() or (0,)
+        return int(total)
+
+    def node(state: State) -> State:
+        account = state["done"][0]
+        return {"done": [str(post(account, amount)) for amount in range(4)]}
+
+    with SurefootSaver(
+        made.address(content), highwater=made.address(marks), keys=Keyring.generate()
+    ) as saver:
+        saver.setup()
+        builder = StateGraph(State)
+        builder.add_node("n", node)
+        builder.add_edge(START, "n")
+        builder.add_edge("n", END)
+        running = builder.compile(checkpointer=saver)
+        failures: list[BaseException] = []
+
+        def work(account: str) -> None:
+            try:
+                running.invoke({"done": [account]}, at(account))
+            except OSError:
+                running.invoke(None, at(account))
+            except Exception as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(f"t{n}",)) for n in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+        assert failures == []
+        assert failing == set()
+        for n in range(THREADS):
+            state = running.get_state(at(f"t{n}"))
+            assert state.values["done"] == [f"t{n}", "0", "1", "3", "6"]
+        assert all(report.ok for report in saver.verify(deep=True))
+    with psycopg.connect(content) as direct:
+        found = direct.execute("SELECT account, amount FROM book ORDER BY account, amount")
+        assert found.fetchall() == [(f"t{n}", a) for n in range(THREADS) for a in range(4)]
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="async nodes have no ambient config")
 async def test_case_38_the_async_half_behind_pgbouncer(pooler: tuple[Pooler, str, str]) -> None:
     made, content, marks = pooler
