@@ -840,6 +840,20 @@ EFFECTS = (
         ),
     ),
     Mutant(
+        "E6-not-found-is-an-ordinary-doubt",
+        "flows/effects.py",
+        '        state="needs_review",\n',
+        '        state="in_doubt",\n',
+        "the next attempt asks again, under the wrong key, and sends on its absence",
+        (
+            (
+                "tests/orders/test_restore.py::"
+                "test_not_found_after_an_update_is_for_a_person_however_often_it_is_tried"
+                "[sqlite-at once]"
+            ),
+        ),
+    ),
+    Mutant(
         "E6-an-answer-makes-a-lost-step-known",
         "flows/acquire.py",
         "    if effect.only_asked:\n        return\n",
