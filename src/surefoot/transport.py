@@ -24,6 +24,7 @@ from surefoot.rules.transport import (
     Judged,
     TransportFacts,
     Trouble,
+    decide_declarable,
     decide_transport,
 )
 
@@ -35,6 +36,7 @@ OutcomeOf: TypeAlias = Callable[[BaseException], Any]
 
 #: On Python 3.10 these are three classes.
 _TIMEOUTS = (TimeoutError, asyncio.TimeoutError, concurrent.futures.TimeoutError)
+_DROPPED = (BrokenPipeError, ConnectionAbortedError, ConnectionResetError)
 #: So wide that a timeout or a lost connection is among them.
 _TOO_WIDE = (BaseException, Exception, OSError, ConnectionError, RuntimeError)
 
@@ -46,11 +48,21 @@ _HTTPX: Mapping[str, Trouble] = {
     "TimeoutException": Trouble.TIMEOUT,
     "ConnectError": Trouble.REFUSED,
     "UnsupportedProtocol": Trouble.NOT_BUILT,
+    "InvalidURL": Trouble.NOT_BUILT,
     "ReadError": Trouble.DROPPED,
     "WriteError": Trouble.DROPPED,
     "CloseError": Trouble.DROPPED,
     "RemoteProtocolError": Trouble.DROPPED,
     "HTTPStatusError": Trouble.STATUS,
+}
+_URLLIB3: Mapping[str, Trouble] = {
+    "ConnectTimeoutError": Trouble.CONNECT_TIMEOUT,
+    "NewConnectionError": Trouble.REFUSED,
+    "EmptyPoolError": Trouble.NO_SLOT,
+    "LocationValueError": Trouble.NOT_BUILT,
+    "ReadTimeoutError": Trouble.READ_TIMEOUT,
+    "TimeoutError": Trouble.TIMEOUT,
+    "ProtocolError": Trouble.DROPPED,
 }
 _REQUESTS: Mapping[str, Trouble] = {
     "ConnectTimeout": Trouble.CONNECT_TIMEOUT,
@@ -65,6 +77,8 @@ _REQUESTS: Mapping[str, Trouble] = {
     "InvalidURL": Trouble.NOT_BUILT,
     "HTTPError": Trouble.STATUS,
 }
+#: Libraries of which an error that is not known as "not sent" may have come after the request.
+_CLIENTS = ("httpx", "httpx2", "requests", "urllib3")
 #: Below these a request of this call has been answered already.
 _LATER_REQUESTS = frozenset({"resolve_redirects", "dispatch_hook"})
 
@@ -207,13 +221,15 @@ def _takes_an_error(outcome_of: Any) -> bool:
 def judged(outcome_of: OutcomeOf | None, error: BaseException) -> Judged:
     """What an error of a body proves, with its class and kind in words for the ledger.
 
-    Only `NotSent` and what the effect declares prove anything. A timeout of Python's own never
-    does, whatever is declared (rule E8), nor does a declaration that fails itself.
+    Only `NotSent` and what the effect declares prove anything. What may have come after the
+    request had left never does, whatever is declared (rule E8), nor does a declaration that fails
+    itself.
     """
     name = type(error).__qualname__
     if isinstance(error, NotSent):
         return Judged(not_sent=True, seen=name)
-    facts = _from_httpx(error, REJECTED) or _from_requests(error, REJECTED) or _from_python(error)
+    facts = _seen(error)
+    may_be_proof = facts is None or decide_declarable(facts)
     kind = "" if facts is None else f" ({decide_transport(facts).seen})"
     if outcome_of is None or not isinstance(error, Exception):
         return Judged(not_sent=False, seen=name + kind)
@@ -223,11 +239,34 @@ def judged(outcome_of: OutcomeOf | None, error: BaseException) -> Judged:
         note = f"; outcome_of= raised {type(broken).__qualname__}"
         return Judged(not_sent=False, seen=name + kind + note)
     if isinstance(said, Judged):
-        return Judged(said.not_sent and not isinstance(error, _TIMEOUTS), f"{name} ({said.seen})")
+        return Judged(said.not_sent and may_be_proof, f"{name} ({said.seen})")
     if said not in (None, "not_sent", "unknown"):
         note = f"; outcome_of= returned {type(said).__qualname__}"
         return Judged(not_sent=False, seen=name + kind + note)
-    return Judged(said == "not_sent" and not isinstance(error, _TIMEOUTS), name + kind)
+    return Judged(said == "not_sent" and may_be_proof, name + kind)
+
+
+def _seen(error: BaseException) -> TransportFacts | None:
+    """What kind of transport error it is, whatever is declared; None when it is no such thing."""
+    return (
+        _from_python(error)
+        or _from_httpx(error, REJECTED)
+        or _from_requests(error, REJECTED)
+        or _from_urllib3(error)
+        or _from_client(error)
+    )
+
+
+def _from_client(error: BaseException) -> TransportFacts | None:
+    """An error of a client's own that is in none of the tables; a class of the user's is not."""
+    own = type(error).__module__.partition(".")[0] in _CLIENTS
+    return TransportFacts(Trouble.OTHER) if own else None
+
+
+def _from_urllib3(error: BaseException) -> TransportFacts | None:
+    """Kind of an error of urllib3; it says nothing of what was sent before."""
+    trouble = _named(error, ("urllib3",), _URLLIB3)
+    return None if trouble is None else TransportFacts(trouble)
 
 
 def _from_python(error: BaseException) -> TransportFacts | None:
@@ -236,7 +275,7 @@ def _from_python(error: BaseException) -> TransportFacts | None:
         return TransportFacts(Trouble.TIMEOUT)
     if isinstance(error, ConnectionRefusedError):
         return TransportFacts(Trouble.REFUSED)
-    if isinstance(error, ConnectionError):
+    if isinstance(error, _DROPPED) or type(error) is ConnectionError:
         return TransportFacts(Trouble.DROPPED)
     return None
 

@@ -325,3 +325,35 @@ def test_a_resend_that_is_not_sent_proves_nothing_about_the_first_one(either: Be
     assert graph.invoke(None, config)["log"] == [1]
     assert either.world.sent == [1, 1, 1]
     assert len(set(either.world.keys)) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"failed_when": httpx.TransportError}, httpx.ReadTimeout("")),
+        ({"failed_when": httpx.HTTPError}, httpx.ReadTimeout("")),
+        ({"failed_when": requests.RequestException}, requests.ReadTimeout()),
+        ({"failed_when": requests.ConnectionError}, requests.ConnectionError()),
+        ({"outcome_of": lambda error: "not_sent"}, httpx.ReadTimeout("")),
+    ],
+    ids=["TransportError", "HTTPError", "RequestException", "ConnectionError", "outcome_of"],
+)
+def test_a_read_timeout_is_never_a_proof(
+    bench: Bench, settings: dict[str, Any], error: Exception
+) -> None:
+    """Also below a class that is wider than what it means."""
+
+    @effect(name="pay", **settings)
+    def pay(what: int) -> str:
+        bench.world.send(what)
+        if bench.world.count == 1:
+            raise error
+        return "paid"
+
+    config = bench.config()
+    graph = bench.graph(lambda state: {"log": [pay(1)]})
+    with pytest.raises(type(error)):
+        graph.invoke({"n": 1}, config)
+    with pytest.raises(EffectInDoubt):
+        graph.invoke(None, config)
+    assert bench.world.sent == [1]

@@ -128,6 +128,56 @@ def test_a_timeout_of_pythons_own_is_never_a_proof() -> None:
             assert not judged(functools.partial(returning, said), error).not_sent
 
 
+def _maybe_sent() -> list[BaseException]:
+    httpx = pytest.importorskip("httpx")
+    requests = pytest.importorskip("requests")
+    urllib3 = pytest.importorskip("urllib3").exceptions
+    request = httpx.Request("POST", "http://receiver")
+    status = [
+        httpx.HTTPStatusError("", request=request, response=httpx.Response(n)) for n in (408, 503)
+    ]
+    return [
+        *(httpx.ReadTimeout(""), httpx.WriteTimeout(""), httpx.ReadError(""), httpx.CloseError("")),
+        *(httpx.RemoteProtocolError(""), httpx.DecodingError(""), httpx.TooManyRedirects("")),
+        *(httpx.TransportError(""), *status),
+        *(requests.ReadTimeout(), requests.Timeout(), requests.ConnectionError()),
+        *(requests.exceptions.ChunkedEncodingError(), requests.JSONDecodeError("", "", 0)),
+        *(requests.TooManyRedirects(), requests.exceptions.SSLError(), requests.HTTPError()),
+        *(urllib3.ReadTimeoutError(None, "", ""), urllib3.ProtocolError()),
+        *(urllib3.MaxRetryError(None, ""), urllib3.IncompleteRead(0, 1)),
+        *(ConnectionResetError(), BrokenPipeError(), ConnectionError()),
+    ]
+
+
+def test_what_may_have_been_sent_is_never_a_proof() -> None:
+    for error in _maybe_sent():
+        for said in ("not_sent", Judged(not_sent=True, seen="x")):
+            assert not judged(functools.partial(returning, said), error).not_sent, error
+
+
+def test_what_was_not_sent_and_what_others_raise_may_be_declared() -> None:
+    httpx = pytest.importorskip("httpx")
+    requests = pytest.importorskip("requests")
+    urllib3 = pytest.importorskip("urllib3").exceptions
+
+    class Rejected(httpx.HTTPError):  # type: ignore[misc,name-defined]
+        """The user's own."""
+
+    class Offline(ConnectionError):
+        """The user's own."""
+
+    response = httpx.Response(402)
+    request = httpx.Request("POST", "http://receiver")
+    for error in (
+        *(httpx.ConnectError(""), httpx.ConnectTimeout(""), httpx.PoolTimeout("")),
+        *(httpx.InvalidURL(""), httpx.HTTPStatusError("", request=request, response=response)),
+        *(requests.ConnectTimeout(), requests.exceptions.InvalidURL()),
+        *(urllib3.NewConnectionError(None, ""), ConnectionRefusedError(), Declined()),
+        *(Rejected(""), Offline()),
+    ):
+        assert judged(lambda error: "not_sent", error).not_sent, error
+
+
 def test_nothing_is_a_proof_without_a_declaration_but_not_sent() -> None:
     assert judged(None, NotSent()).not_sent
     assert judged(lambda error: "unknown", NotSent()).not_sent

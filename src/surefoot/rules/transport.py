@@ -12,6 +12,7 @@ __all__ = [
     "Judged",
     "TransportFacts",
     "Trouble",
+    "decide_declarable",
     "decide_failed",
     "decide_transport",
 ]
@@ -114,6 +115,19 @@ def decide_transport(facts: TransportFacts) -> Judged:
     if proven and facts.earlier:
         return Judged(not_sent=False, seen=f"{seen}, after an earlier request")
     return Judged(not_sent=proven, seen=seen)
+
+
+def decide_declarable(facts: TransportFacts) -> bool:
+    """Decides whether a declaration may make a proof of an error (rule E8).
+
+    What a receiver's answer means is the user's to say, and so is what was sent before a connection
+    failed. That a request which may have left did nothing is nobody's: a status that is never a
+    proof, a timeout, a lost connection.
+    """
+    if facts.trouble is Trouble.STATUS:
+        status = facts.status or 0
+        return 400 <= status < 500 and status not in NEVER_PROOF
+    return facts.trouble in _BEFORE_SENDING
 
 
 def decide_failed(*, not_sent: bool, resent: bool, ambiguous: bool) -> bool:
