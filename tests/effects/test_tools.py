@@ -37,6 +37,7 @@ from surefoot import (
     wrap_tool_call,
 )
 from surefoot.errors import EffectConflict, EffectInDoubt, Misconfigured, Misuse
+from surefoot.langgraph.orphans import orphans_in
 
 RETRY = RetryPolicy(max_attempts=3, initial_interval=0.001, jitter=False, retry_on=Exception)
 
@@ -806,15 +807,29 @@ def test_orphans_get_what_the_ledger_says(either: Bench, run: Run) -> None:
     assert len(again["messages"]) == len(state["messages"]) + 2, "they are answered once"
 
 
-def test_an_orphan_that_never_started(either: Bench, run: Run) -> None:
-    """An equal call of an earlier turn is another call."""
+def test_a_result_belongs_to_the_message_before_it() -> None:
+    """Otherwise the model is called with an effect open (E7), on messages that it refuses."""
+    call = {"name": "pay", "args": {}, "id": "call_0"}
+    asks, paid = AIMessage("", tool_calls=[call]), ToolMessage("paid", tool_call_id="call_0")
+    for messages, open_ in (
+        ([asks, paid, HumanMessage("again"), asks, HumanMessage("are you there?")], [(3, 0)]),
+        ([asks, HumanMessage("again"), asks, paid], [(0, 0)]),
+        ([asks, HumanMessage("again"), asks], [(0, 0), (2, 1)]),
+        ([asks, HumanMessage("wait"), paid], []),
+    ):
+        assert [(o.message, o.turn) for o in orphans_in(messages)] == open_
+
+
+@pytest.mark.parametrize("second", ["two", "one"], ids=["other-id", "same-id"])
+def test_an_orphan_that_never_started(either: Bench, run: Run, second: str) -> None:
+    """An equal call of an earlier turn is another call, also under the same id."""
     pay = sender(either)
     effects = wrap_tool_call({"pay": {}}, default="refuse")
     asked = iter(
         [
             calls(("pay", {"amount": 3}), prefix="one"),
             AIMessage("done"),
-            calls(("pay", {"amount": 3}), prefix="two"),
+            calls(("pay", {"amount": 3}), prefix=second),
             AIMessage("the end"),
         ]
     )
@@ -842,10 +857,10 @@ def test_an_orphan_that_never_started(either: Bench, run: Run) -> None:
     run(graph, {"messages": [HumanMessage("pay")]}, config)
     run(stops, {"messages": [HumanMessage("pay again")]}, config)
     state = run(graph, {"messages": [HumanMessage("well?")]}, config)
-    first, second = (m for m in state["messages"] if isinstance(m, ToolMessage))
+    first, orphan = (m for m in state["messages"] if isinstance(m, ToolMessage))
     assert (first.tool_call_id, first.content) == ("one-0", "paid 3")
-    assert second.tool_call_id == "two-0"
-    assert "Not carried out" in second.content
+    assert orphan.tool_call_id == f"{second}-0"
+    assert "Not carried out" in orphan.content
     assert either.world.sent == [3]
 
 

@@ -56,6 +56,7 @@ class Orphan:
         name: Name of the tool.
         call_id: Its id.
         arguments: What the model gave.
+        turn: How many calls without a result stand before it under the same id.
     """
 
     message: int
@@ -63,18 +64,33 @@ class Orphan:
     name: str
     call_id: str
     arguments: Mapping[str, Any]
+    turn: int = 0
 
 
 def orphans_in(messages: Sequence[Any]) -> list[Orphan]:
-    """The tool calls of messages that have no result."""
-    have = {m.tool_call_id for m in messages if isinstance(m, ToolMessage)}
-    return [
-        Orphan(index, place, call["name"], str(call["id"]), call.get("args") or {})
-        for index, message in enumerate(messages)
-        if isinstance(message, AIMessage)
-        for place, call in enumerate(message.tool_calls)
-        if call["id"] is not None and call["id"] not in have
-    ]
+    """The tool calls of messages that have no result.
+
+    A result belongs to the message before it that asked last under its id: some models number
+    their calls anew in every turn.
+    """
+    asked: dict[str, int] = {}
+    answered: set[tuple[int, str]] = set()
+    calls: list[tuple[int, int, Any]] = []
+    for index, message in enumerate(messages):
+        if isinstance(message, ToolMessage) and message.tool_call_id in asked:
+            answered.add((asked[message.tool_call_id], message.tool_call_id))
+        if isinstance(message, AIMessage):
+            own = [(place, call) for place, call in enumerate(message.tool_calls) if call["id"]]
+            calls += [(index, place, call) for place, call in own]
+            asked |= {str(call["id"]): index for _, call in own}
+    found: list[Orphan] = []
+    for index, place, call in calls:
+        call_id = str(call["id"])
+        if (index, call_id) not in answered:
+            turn = sum(1 for orphan in found if orphan.call_id == call_id)
+            arguments = call.get("args") or {}
+            found.append(Orphan(index, place, call["name"], call_id, arguments, turn))
+    return found
 
 
 def answer(spec_of: SpecOf, messages: Sequence[Any], key: str, config: Any) -> Any:
@@ -85,7 +101,7 @@ def answer(spec_of: SpecOf, messages: Sequence[Any], key: str, config: Any) -> A
     at: Here | None = None
     try:
         at = here(_NAME, [config])
-        found = pump(_answers(at, spec_of, orphans, key), functools.partial(act, at))
+        found = pump(_answers(at, spec_of, messages, orphans, key), functools.partial(act, at))
     except SurefootError as error:
         if at is not None:
             step_aside(at, error)
@@ -102,7 +118,7 @@ async def answer_async(spec_of: SpecOf, messages: Sequence[Any], key: str, confi
     try:
         at = here(_NAME, [config])
         found = await pump_async(
-            _answers(at, spec_of, orphans, key), functools.partial(act_async, at)
+            _answers(at, spec_of, messages, orphans, key), functools.partial(act_async, at)
         )
     except SurefootError as error:
         if at is not None:
@@ -114,7 +130,9 @@ async def answer_async(spec_of: SpecOf, messages: Sequence[Any], key: str, confi
 # --- what the ledger says ----------------------------------------------------------------------
 
 
-def _answers(at: Here, spec_of: SpecOf, orphans: Sequence[Orphan], key: str) -> Steps:
+def _answers(
+    at: Here, spec_of: SpecOf, messages: Sequence[Any], orphans: Sequence[Orphan], key: str
+) -> Steps:
     """Looks the calls up, asks about the open ones, and gives each its result (rule E7)."""
     session = at.session
     serde = session.serde
@@ -131,9 +149,14 @@ def _answers(at: Here, spec_of: SpecOf, orphans: Sequence[Orphan], key: str) -> 
         if spec is not None and spec.operation_id is not None:
             told = yield from _answer_of_operation(at, serde, spec, orphan)
         else:
-            told = yield from _answer(at, serde, spec, orphan, found)
+            others = _ids_of([m for i, m in enumerate(messages) if i != orphan.message])
+            told = yield from _answer(at, serde, spec, orphan, found, others)
         results.append((orphan, told))
     return results
+
+
+def _ids_of(messages: Sequence[Any]) -> set[str]:
+    return {m.id for m in messages if isinstance(m, AIMessage) and m.id is not None}
 
 
 def _begin(at: Here) -> Steps:
@@ -164,7 +187,7 @@ def _holds(ids: Set[str], key: str) -> search.Holds:
     """
 
     def holds(values: Mapping[str, Any], missing: Set[str]) -> bool | None:
-        if ids & _calls_of(values):
+        if ids & _open_calls_of(values):
             return True
         messages = any(isinstance(m, BaseMessage) for part in _lists(values) for m in part)
         if key in missing or (missing and not messages):
@@ -179,24 +202,24 @@ def _lists(values: Mapping[str, Any]) -> list[list[Any]]:
     return lists_of({k: v.value if isinstance(v, _DeltaSnapshot) else v for k, v in values.items()})
 
 
-def _calls_of(values: Mapping[str, Any]) -> set[str]:
-    """Ids of all tool calls that a state holds."""
-    return {
-        str(call["id"])
-        for messages in _lists(values)
-        for message in messages
-        if isinstance(message, AIMessage)
-        for call in message.tool_calls
-    }
+def _open_calls_of(values: Mapping[str, Any]) -> set[str]:
+    """Ids of the tool calls that a state holds without a result."""
+    return {orphan.call_id for messages in _lists(values) for orphan in orphans_in(messages)}
 
 
-def _last_calls_of(values: Mapping[str, Any]) -> set[str]:
-    """Ids of the tool calls that the last message of the model asks for: those that run next."""
-    ids: set[str] = set()
+def _runs_next(values: Mapping[str, Any], orphan: Orphan, others: Set[str]) -> bool:
+    """Whether the last message of the model in a state asks for a call: those run next.
+
+    Not when it is one of the ``others``: messages of which it is known that they are not the one
+    that asks for the orphan, although their calls may have the same id.
+    """
     for messages in _lists(values):
         last = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
-        ids |= {str(call["id"]) for call in (last.tool_calls if last is not None else ())}
-    return ids
+        if last is None or last.id in others:
+            continue
+        if any(str(call["id"]) == orphan.call_id for call in last.tool_calls):
+            return True
+    return False
 
 
 def _answer(
@@ -205,12 +228,13 @@ def _answer(
     spec: EffectSpec | None,
     orphan: Orphan,
     found: Sequence[search.Trace],
+    others: Set[str],
 ) -> Steps:
     """The result of one call, from the effects of the step it was to run in."""
     news: dict[bytes, EffectBody] = {}
     for trace in found:
         news.setdefault(trace.body.origin, trace.body)  # newest first
-    near = [t for t in found if t.values is None or orphan.call_id in _last_calls_of(t.values)]
+    near = [t for t in found if t.values is None or _runs_next(t.values, orphan, others)]
     place = f"tool:{orphan.place}"
     own = [news[t.body.origin] for t in near if t.call == place]
     loose = [t.body for t in near if not t.call.startswith(("tool:", _TAKEN))]
@@ -309,7 +333,7 @@ def _request(
     return flow.CallRequest(
         name=held.name,
         place=at.place,
-        call_id=_TAKEN + orphan.call_id,
+        call_id=_TAKEN + orphan.call_id + (f"@{orphan.turn}" if orphan.turn else ""),
         receiver=Receiver(held.receiver),
         arguments=flow.loaded(at.core.ports, at.session, serde, held.arguments) or {},
         fingerprint=held.fingerprint,
