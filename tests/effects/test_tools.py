@@ -25,6 +25,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, RetryPolicy, Send, interrupt
 from tests.effects.conftest import Bench
 
+import surefoot
 from surefoot import (
     Absent,
     Committed,
@@ -36,7 +37,7 @@ from surefoot import (
     effect,
     wrap_tool_call,
 )
-from surefoot.errors import EffectConflict, EffectInDoubt, Misconfigured, Misuse
+from surefoot.errors import EffectConflict, EffectInDoubt, Fenced, Misconfigured, Misuse
 from surefoot.langgraph.orphans import orphans_in
 
 RETRY = RetryPolicy(max_attempts=3, initial_interval=0.001, jitter=False, retry_on=Exception)
@@ -1231,3 +1232,97 @@ def test_an_orphan_that_names_an_operation(either: Bench, run: Run, happened: bo
     else:
         assert "Not carried out" in told.content
     assert either.world.count == (1 if happened else 0)
+
+
+# --- facts of a tool ---------------------------------------------------------------------------
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("way", ["record", "arecord", "saver", "saver-async"])
+async def test_a_refusal_to_record_is_no_message_for_the_model(either: Bench, way: str) -> None:
+    config = either.config()
+    thread = config["configurable"]["thread_id"]
+    told: list[Any] = []
+
+    def search(what: str) -> str:
+        """Searches."""
+        either.take_over(thread)
+        if way == "record":
+            surefoot.record("searched", {"what": what})
+        else:
+            either.saver.record(thread, "searched", {"what": what})
+        return "found"
+
+    async def asearch(what: str, config: RunnableConfig) -> str:
+        """Searches."""
+        either.take_over(thread)
+        if way == "arecord":
+            await surefoot.arecord("searched", {"what": what}, config=config)
+        else:
+            await either.saver.arecord(thread, "searched", {"what": what})
+        return "found"
+
+    asynchronous = way in ("arecord", "saver-async")
+    made = tool("search")(asearch if asynchronous else search)
+
+    def model(state: MessagesState) -> Any:
+        told.extend(m.content for m in state["messages"] if m.type == "tool")
+        call = {"name": "search", "args": {"what": "x"}, "id": "1"}
+        return {"messages": [AIMessage("", tool_calls=[call])]}
+
+    tools = ToolNode([made], handle_tool_errors=True)
+
+    def carry_out(state: MessagesState) -> Any:
+        answers = tools.invoke(state)
+        told.extend(m.content for m in answers["messages"])
+        return answers
+
+    async def acarry_out(state: MessagesState, config: RunnableConfig) -> Any:
+        answers = await tools.ainvoke(state, config)
+        told.extend(m.content for m in answers["messages"])
+        return answers
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", model)
+    builder.add_node("tools", acarry_out if asynchronous else carry_out)
+    builder.add_edge(START, "model")
+    builder.add_edge("model", "tools")
+    builder.add_edge("tools", END)
+    graph = builder.compile(checkpointer=either.saver)
+    messages: Any = {"messages": []}
+    with pytest.raises(Fenced):
+        await (
+            graph.ainvoke(messages, config)
+            if asynchronous
+            else asyncio.to_thread(graph.invoke, messages, config)
+        )
+    assert told == [], "the model would be told that the run was fenced"
+
+
+def _asking(way: Callable[[], Any]) -> Callable[[], str]:
+    def ask() -> str:
+        return str(way())
+
+    return ask
+
+
+def test_a_refusal_of_what_a_tool_reads_or_asks_is_no_message_for_the_model(bench: Bench) -> None:
+    """Clock, chance, reads and the present call, all where they may not be used."""
+    ways: dict[str, Callable[[], Any]] = {
+        "now": surefoot.now,
+        "random": surefoot.random,
+        "uuid4": surefoot.uuid4,
+        "recorded": surefoot.recorded(lambda: 1),
+        "effect": surefoot.effect(lambda: 1),
+    }
+    ways = {name: surefoot.pure(name=name)(way) for name, way in ways.items()}
+    ways |= {"current_call": surefoot.current_call, "kind": lambda: surefoot.record("surefoot.x")}
+    for name, way in ways.items():
+        made = tool(name, description="Refuses.")(_asking(way))
+        tools = ToolNode([made], handle_tool_errors=True)
+        builder = StateGraph(MessagesState)
+        builder.add_node("tools", tools)
+        builder.add_edge(START, "tools")
+        graph = builder.compile(checkpointer=bench.saver)
+        with pytest.raises(Misuse):
+            graph.invoke({"messages": [calls((name, {}))]}, bench.config())

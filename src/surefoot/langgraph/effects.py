@@ -7,7 +7,6 @@ out what it asks for.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +17,12 @@ from typing import Any, TypeVar, overload
 
 from langgraph.errors import GraphBubbleUp
 
-from surefoot.errors import Misuse, Refused, SurefootError
+from surefoot.errors import Misuse, SurefootError
 from surefoot.flows import effects as flow
 from surefoot.flows import same_database
 from surefoot.flows.operations import close_operation, open_operation, request_of
 from surefoot.flows.reads import store as store_reads
-from surefoot.langgraph import observations, scope
+from surefoot.langgraph import observations, scope, trail
 from surefoot.langgraph.bubble import bubbling
 from surefoot.langgraph.definition import (
     SPEC,
@@ -81,7 +80,8 @@ def current_call() -> EffectCall:
     """
     call = _running_call.get()
     if call is None:
-        raise Misuse(field="current_call()", reason="is used outside of the body of an effect")
+        outside = Misuse(field="current_call()", reason="is used outside of the body of an effect")
+        raise bubbling(outside)
     return call
 
 
@@ -543,10 +543,7 @@ def drive(
 
 def step_aside(at: Here, error: SurefootError) -> None:
     """Gives the lease back where a refusal is about to end the run; nothing else would."""
-    if not isinstance(error, Refused):
-        return
-    with contextlib.suppress(SurefootError):  # the refusal is what the caller has to see
-        flow.step_aside(at.core.ports, at.session)
+    trail.step_aside(at.core, at.session, error)
 
 
 def _refuse_own_loop(spec: EffectSpec, at: Here) -> None:

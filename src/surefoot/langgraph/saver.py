@@ -44,7 +44,13 @@ from psycopg_pool import ConnectionPool
 
 from surefoot.assembly import Core, open_core
 from surefoot.config import DEFAULT_CREDENTIAL_NAMES, Limits, ResumePolicy
-from surefoot.errors import Misconfigured, Misuse, RollbackDetected, TamperDetected
+from surefoot.errors import (
+    Misconfigured,
+    Misuse,
+    RollbackDetected,
+    SurefootError,
+    TamperDetected,
+)
 from surefoot.flows import audit, doubts, load, maintain, orders, save
 from surefoot.flows import events as trail
 from surefoot.flows.acquire import held
@@ -57,9 +63,10 @@ from surefoot.flows.orders import Done
 from surefoot.flows.views import FIRST_PAGE_FRAMES, all_threads, has_moved, viewing
 from surefoot.keys import Keyring
 from surefoot.langgraph import hooks, host
+from surefoot.langgraph.bubble import bubbling
 from surefoot.langgraph.host import Target, caller, checkpoint_id_of, run_of, target_of
 from surefoot.langgraph.serde import StrictSerializer
-from surefoot.langgraph.trail import ambient_session
+from surefoot.langgraph.trail import ambient_session, step_aside
 from surefoot.ports import HighWater
 from surefoot.rules.credentials import decide_credential
 from surefoot.rules.decisions import Decision, SignedDecision
@@ -1069,7 +1076,11 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         ports = self.core.ports
         session = ambient_session(self.core, thread)
         if session is not None:
-            trail.record_in_run(ports, session, self.serde, fact)
+            try:
+                trail.record_in_run(ports, session, self.serde, fact)
+            except SurefootError as error:
+                step_aside(self.core, session, error)
+                raise bubbling(error) from error.__cause__
             return
         work = functools.partial(trail.record_directly, ports, thread, self.serde, fact)
         self.core.direct(thread, caller(), work)

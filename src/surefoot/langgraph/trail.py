@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from langchain_core.runnables.config import var_child_runnable_config
 
 from surefoot.assembly import Core, core_of_run
-from surefoot.errors import Misuse
+from surefoot.errors import Misuse, Refused, SurefootError
+from surefoot.flows import effects
 from surefoot.flows import events as flow
+from surefoot.langgraph.bubble import bubbling
 from surefoot.langgraph.host import run_of, target_of
 from surefoot.session import Session
 
-__all__ = ["ambient_session", "arecord", "record"]
+__all__ = ["ambient_session", "arecord", "record", "step_aside"]
 
 
 def record(
@@ -37,18 +40,38 @@ def record(
         Fenced: Another worker has the thread.
         StoreUnavailable: A store did not answer; this run is latched.
     """
-    fact = flow.fact_of(kind, payload, schema)
-    core, session = _here(config)
-    flow.record_in_run(core.ports, session, _serde_of(session), fact)
+    here: tuple[Core, Session] | None = None
+    try:
+        fact = flow.fact_of(kind, payload, schema)
+        core, session = here = _here(config)
+        flow.record_in_run(core.ports, session, _serde_of(session), fact)
+    except SurefootError as error:
+        if here is not None:
+            step_aside(*here, error)
+        raise bubbling(error) from error.__cause__
 
 
 async def arecord(
     kind: str, payload: Any = None, *, schema: int = 1, config: Mapping[str, Any] | None = None
 ) -> None:
     """Async twin of `record`."""
-    fact = flow.fact_of(kind, payload, schema)
-    core, session = _here(config)
-    await core.offload.run(flow.record_in_run, core.ports, session, _serde_of(session), fact)
+    here: tuple[Core, Session] | None = None
+    try:
+        fact = flow.fact_of(kind, payload, schema)
+        core, session = here = _here(config)
+        await core.offload.run(flow.record_in_run, core.ports, session, _serde_of(session), fact)
+    except SurefootError as error:
+        if here is not None:
+            await here[0].offload.run(step_aside, *here, error)
+        raise bubbling(error) from error.__cause__
+
+
+def step_aside(core: Core, session: Session, error: SurefootError) -> None:
+    """Gives the lease back where a refusal is about to end the run; nothing else would."""
+    if not isinstance(error, Refused):
+        return
+    with contextlib.suppress(SurefootError):  # the refusal is what the caller has to see
+        effects.step_aside(core.ports, session)
 
 
 def ambient_session(core: Core, thread: str) -> Session | None:
