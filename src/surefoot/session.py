@@ -185,6 +185,8 @@ class Reads:
         self.raw: dict[bytes, tuple[str, bytes]] = {}
         #: Outlines of their inputs.
         self.outlines: dict[bytes, dict[str, bytes]] = {}
+        #: Seq of their records; of what this session has read, the seq that they come after.
+        self.at: dict[bytes, int] = {}
         self.running: set[bytes] = set()
         self.observations: list[Observation] = []
         self._roots: dict[bytes, tuple[str, str]] = {}
@@ -201,11 +203,13 @@ class Reads:
         raw: tuple[str, bytes],
         paths: dict[str, bytes],
         root: tuple[str, str],
+        at: int,
     ) -> None:
         """Notes what was read at a place."""
         self.bodies[slot] = body
         self.raw[slot] = raw
         self.outlines[slot] = paths
+        self.at[slot] = at
         self._roots[slot] = root
 
     def forget(self, root: tuple[str, str]) -> None:
@@ -215,7 +219,7 @@ class Reads:
         """
         self._steps.pop(root, None)
         for slot in [s for s in self.bodies if self._roots.get(s, root) == root]:
-            for kept in (self.bodies, self.raw, self.outlines, self._roots):
+            for kept in (self.bodies, self.raw, self.outlines, self.at, self._roots):
                 kept.pop(slot, None)
 
 

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from tests.effects.conftest import Bench, State
 
 import surefoot
-from surefoot import SurefootSaver, effect, pure, recorded
+from surefoot import NotSent, SurefootSaver, effect, pure, recorded
 from surefoot.errors import (
     Fenced,
     Misconfigured,
@@ -1182,6 +1182,104 @@ def test_freshness_says_from_which_age_on_it_is_read_anew(
         either.graph(node, saver=first).invoke(FIRST, config)
     done = either.graph(node, saver=second).invoke(None, config)
     assert done["log"] == [f"answer {2 if again else 1} to a"]
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("retried", [False, True])
+@pytest.mark.parametrize("durability", ["sync", "async"])
+def test_what_an_effect_is_made_of_is_not_asked_again(
+    either: Bench, source: Source, durability: str, retried: bool
+) -> None:
+    """The order stands, at the price of then; with another price its call would be a conflict."""
+    search = search_of(source, freshness=60)
+    saver, other = either.open(), either.open()
+    clock, later_us = Clock(saver, 1_800_000_000_000_000), 1_800_003_600_000_000
+    Clock(other, later_us)
+
+    @effect
+    def order(price: str) -> str:
+        return str(either.world.send(price))
+
+    fails = [True]
+
+    def node(state: State) -> State:
+        ordered, after = order(search("price")), search("next")
+        if fails:
+            fails.pop()
+            clock._now_us = later_us
+            raise Boom
+        return {"log": [ordered, after]}
+
+    config = either.config()
+    graph = either.graph(node, saver=saver, retry_policy=RETRY if retried else None)
+    if retried:
+        done = graph.invoke(FIRST, config, durability=durability)
+    else:
+        with pytest.raises(Boom):
+            graph.invoke(FIRST, config, durability=durability)
+        done = either.graph(node, saver=other).invoke(None, config, durability=durability)
+    # What was read behind the order is a matter of freshness as before.
+    assert done["log"] == ["answer 1 to price", "answer 3 to next"]
+    assert either.world.sent == ["answer 1 to price"]
+
+
+@pytest.mark.optimized
+def test_what_an_effect_is_proven_not_to_have_sent_is_asked_again(
+    either: Bench, source: Source
+) -> None:
+    search = search_of(source, freshness=60)
+    first, second = either.open(), either.open()
+    Clock(first, 1_800_000_000_000_000)
+    Clock(second, 1_800_003_600_000_000)
+    refuses = [True]
+
+    @effect
+    def order(price: str) -> str:
+        if refuses:
+            refuses.pop()
+            raise NotSent
+        return str(either.world.send(price))
+
+    config = either.config()
+    node = lambda s: {"log": [order(search("price"))]}
+    with pytest.raises(NotSent):
+        either.graph(node, saver=first).invoke(FIRST, config)
+    either.graph(node, saver=second).invoke(None, config)
+    assert either.world.sent == ["answer 2 to price"]
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("sent", [True, False])
+def test_what_a_body_has_read_is_as_old_as_what_it_has_sent(
+    either: Bench, source: Source, sent: bool
+) -> None:
+    """What is sent again under one key is the same; what was never sent may be another."""
+    search = search_of(source, freshness=60)
+    first, second = either.open(), either.open()
+    Clock(first, 1_800_000_000_000_000)
+    Clock(second, 1_800_003_600_000_000)
+    fails = [True]
+
+    @effect(idempotent=True)
+    def order(what: str, *, idempotency_key: str) -> str:
+        price = search("price")
+        if fails and not sent:
+            fails.pop()
+            raise NotSent
+        either.world.send(price, idempotency_key)
+        if fails:
+            fails.pop()
+            raise Boom
+        return price
+
+    config = either.config()
+    node = lambda s: {"log": [order("a")]}
+    with pytest.raises((Boom, NotSent)):
+        either.graph(node, saver=first).invoke(FIRST, config)
+    either.graph(node, saver=second).invoke(None, config)
+    told = ["answer 1 to price"] * 2 if sent else ["answer 2 to price"]
+    assert either.world.sent == told
+    assert len(set(either.world.keys)) == 1
 
 
 # --- clock and chance --------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -55,6 +56,13 @@ def test_other_inputs_are_never_answered_by_the_record(
     )
     assert decide_read(facts).verdict is verdict
     assert decide_read(facts).reason
+
+
+@pytest.mark.parametrize(("age", "freshness"), AGES)
+def test_what_an_effect_is_made_of_has_no_age(age: int, freshness: int | None) -> None:
+    facts = ReadFacts(recorded=True, used=True, age_us=age, freshness_us=freshness)
+    assert decide_read(facts).verdict is REPLAY
+    assert decide_read(replace(facts, same_inputs=False)).verdict is STALE
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,7 @@ def _learn_effect(
         return
     if effect.receiver == READ:
         session.reads.bodies.setdefault(effect.slot, effect)
+        session.reads.at.setdefault(effect.slot, record.link.seq)
     elif effect.slot not in session.effects:
         session.effects[effect.slot] = effect
         session.effect_at[effect.slot] = record.link.seq

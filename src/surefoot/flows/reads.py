@@ -22,7 +22,7 @@ from surefoot.flows.values import Loader, writer_for
 from surefoot.flows.views import FIRST_PAGE_FRAMES
 from surefoot.ports import Ports, Serializer
 from surefoot.rules.bodies import BODY_SCHEMAS, EffectBody, Typed
-from surefoot.rules.effects import Position, slot_of
+from surefoot.rules.effects import PROVEN_NOTHING, Position, slot_of
 from surefoot.rules.envelope import Kind, Record
 from surefoot.rules.fingerprint import fingerprint
 from surefoot.rules.reads import (
@@ -127,6 +127,7 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: ReadReques
         ReadFacts(
             recorded=held is not None,
             same_inputs=held is not None and held.fingerprint == request.fingerprint,
+            used=held is not None and _is_used(session, request, held),
             age_us=None if held is None else ports.host.now_us() - held.at_us,
             freshness_us=request.freshness_us,
             on_stale=request.on_stale,
@@ -246,6 +247,27 @@ def _final_slot(session: Session, step: ReadStep) -> bytes | None:
     return slot_of(replace(step.position, branch=branch, steps=(*steps, place.step)))
 
 
+def _is_used(session: Session, request: ReadRequest, held: EffectBody) -> bool:
+    """Whether an effect that may have happened was started after a read of its task.
+
+    The queue's lock is all that a read waits for, so what another thread records at this moment
+    is seen by the next read; it is no matter of this task.
+    """
+    effect = session.effects.get(request.scope)
+    if effect is not None:
+        # The body of an effect makes it. While that is sent again, the first time counts.
+        maybe_sent = effect.state not in PROVEN_NOTHING
+        return maybe_sent and (effect.since_us or effect.at_us) <= held.at_us
+    at = session.reads.at.get(held.slot, 0)
+    root = _root(request.place)[1]
+    return any(
+        (effect.root, effect.task) == (root, request.place.root_task)
+        and effect.state not in PROVEN_NOTHING
+        and session.effect_at.get(effect.slot, 0) > at
+        for effect in list(session.effects.values())
+    )
+
+
 def load(ports: Ports, session: Session, serde: Serializer, step: ReadStep) -> Any:
     """The recorded outcome."""
     body = step.body
@@ -304,19 +326,21 @@ def finish(
         at_us=ports.host.now_us(),
     )
 
+    at = session.head.seq
+
     def make() -> Record:
         final = _final_slot(session, step) or step.slot
         stored = replace(body, slot=final)
         with session.queue_lock:
             if session.reads.bodies.get(step.slot) is body:
                 for slot in {step.slot, final}:
-                    session.reads.keep(slot, stored, raw, paths, _root(request.place))
+                    session.reads.keep(slot, stored, raw, paths, _root(request.place), at)
         return Record(Kind.EFFECT, BODY_SCHEMAS["E"], final[:16], stored.pack())
 
     pending = PendingRead(request.place.levels, make, tuple(writer.rows), ports.host.monotonic_ms())
     with session.queue_lock:
         for slot in {step.slot, _final_slot(session, step) or step.slot}:
-            session.reads.keep(slot, body, raw, paths, _root(request.place))
+            session.reads.keep(slot, body, raw, paths, _root(request.place), at)
         session.queue.append(pending)
     return serde.loads_typed(raw), body
 

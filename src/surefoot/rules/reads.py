@@ -63,6 +63,8 @@ class ReadFacts:
     Attributes:
         recorded: An outcome is recorded there.
         same_inputs: It was recorded for the inputs of now, bindings included.
+        used: An effect that may have happened was started after it by the same task, so its
+            arguments may be made of it.
         age_us: Microseconds since it was recorded, on this worker's clock; negative when the
             clock stepped back. None when nothing is recorded.
         freshness_us: Age from which on it does not count; None means never.
@@ -71,6 +73,7 @@ class ReadFacts:
 
     recorded: bool
     same_inputs: bool = True
+    used: bool = False
     age_us: int | None = None
     freshness_us: int | None = None
     on_stale: OnStale = OnStale.REFUSE
@@ -91,14 +94,17 @@ def decide_read(facts: ReadFacts) -> Read:
     recorded            same inputs          other inputs
     ==================  ===================  ==================================
     nothing             read                 read
+    used by an effect   replay               refuse, or read if declared so
     within freshness    replay               refuse, or read if declared so
     too old             read                 refuse, or read if declared so
     ==================  ===================  ==================================
 
     Other inputs come first: that the run asks another question than before is news even where the
-    old answer would not be used. An outcome from the future (the clock stepped back) has no age
-    that could be trusted, so with a freshness rule it counts as too old: reading once more is
-    harmless, a stale value is what the rule was there to prevent.
+    old answer would not be used. What an effect may be made of is not read again, however old it
+    is: the effect stands, and with another answer its call would be a conflict for ever. An outcome
+    from the future (the clock stepped back) has no age that could be trusted, so with a freshness
+    rule it counts as too old: reading once more is harmless, a stale value is what the rule was
+    there to prevent.
     """
     if not facts.recorded:
         return Read(ReadVerdict.READ, "nothing is recorded")
@@ -106,6 +112,8 @@ def decide_read(facts: ReadFacts) -> Read:
         if facts.on_stale is OnStale.READ:
             return Read(ReadVerdict.READ, "recorded with other inputs; declared to be read again")
         return Read(ReadVerdict.STALE, "recorded with other inputs")
+    if facts.used:
+        return Read(ReadVerdict.REPLAY, "recorded, and an effect has been made of it")
     if facts.freshness_us is None:
         return Read(ReadVerdict.REPLAY, "recorded")
     if facts.age_us is None or facts.age_us < 0:
