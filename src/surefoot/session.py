@@ -144,11 +144,13 @@ class Observation:
         name: Of the read.
         task: Task, attempt and execution that reached it.
         replayed: Its outcome comes from a record of an earlier run.
-        spent: An effect behind it has happened already.
         again: Reads anew (the user's function, with the arguments of this call).
         slot: Where it is recorded.
         is_async: ``again`` gives an awaitable.
         check: Takes what was read anew, and raises when it moved.
+        spent: An effect of its task has happened behind it.
+        at: Seq of its record; of what this session has read, the seq that it comes after.
+        followed: Names of effects of the thread that have happened behind it.
     """
 
     name: str
@@ -159,6 +161,8 @@ class Observation:
     again: Callable[[], Any]
     check: Callable[[Any], None]
     spent: bool = False
+    at: int = 0
+    followed: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)

@@ -1588,6 +1588,80 @@ def test_an_effect_may_name_what_it_depends_on(either: Bench, moves: bool) -> No
         assert world.looked == 2
 
 
+@pytest.mark.optimized
+@pytest.mark.parametrize("same_step", [True, False])
+@pytest.mark.parametrize("same_effect", [True, False])
+def test_what_an_effect_that_names_it_has_moved_is_no_alarm(
+    either: Bench, same_step: bool, same_effect: bool
+) -> None:
+    """Also where the effect was folded, and where another one names the same observation."""
+    world = World(stock=5)
+    name = f"stock of {either.tenant}"
+    stock = recorded(observe=True, name=name)(world.look)
+
+    @effect(name=f"buy of {either.tenant}", depends_on=[name])
+    def buy(what: str) -> str:
+        world.fields["stock"] -= 1
+        return str(either.world.send(what))
+
+    @effect(name=f"ship of {either.tenant}", depends_on=[name])
+    def ship(what: str) -> str:
+        return str(either.world.send(what))
+
+    fails = [True]
+    first = lambda s: {"log": [stock()["stock"], buy("a")]}
+
+    def second(state: State) -> State:
+        before = first(state)["log"] if same_step else []
+        if fails:
+            fails.pop()
+            raise Boom
+        return {"log": [*before, (buy if same_effect else ship)("b")]}
+
+    nodes, config = (second,) if same_step else (first, second), either.config()
+    with pytest.raises(Boom):
+        either.graph(*nodes, saver=either.open()).invoke(FIRST, config)
+    done = either.graph(*nodes, saver=either.open()).invoke(None, config)
+    assert done["log"] == [5, "a", "b"]
+    assert either.world.sent == ["a", "b"]
+
+
+@pytest.mark.optimized
+def test_what_another_effect_has_left_as_it_was_is_looked_at_again(either: Bench) -> None:
+    """An effect that names nothing of the kind, or that came before, says nothing about it."""
+    world = World(stock=5)
+    name = f"stock of {either.tenant}"
+    stock = recorded(observe=True, name=name)(world.look)
+
+    @effect(name=f"buy of {either.tenant}", depends_on=[name])
+    def buy(what: str) -> str:
+        return str(either.world.send(what))
+
+    @effect
+    def tell(what: str) -> str:
+        return str(either.world.send(what))
+
+    fails = [True]
+
+    def node(state: State) -> State:
+        stock()
+        bought = buy("a")
+        stock()
+        told = tell("b")
+        if fails:
+            fails.pop()
+            raise Boom
+        return {"log": [bought, told, buy("c")]}
+
+    config = either.config()
+    with pytest.raises(Boom):
+        either.graph(node, saver=either.open()).invoke(FIRST, config)
+    world.fields["stock"] = 4
+    with pytest.raises(StaleInput):
+        either.graph(node, saver=either.open()).invoke(None, config)
+    assert either.world.sent == ["a", "b"]
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_what_was_never_observed_cannot_be_depended_on(bench: Bench, known: bool) -> None:
     name = f"unseen of {bench.tenant}"

@@ -78,14 +78,14 @@ def test_a_record_without_an_age_is_not_fresh() -> None:
 
 
 @pytest.mark.parametrize(
-    ("replayed", "spent", "named", "names_any", "same_task"),
-    list(product([True, False], repeat=5)),
+    ("replayed", "spent", "named", "names_any", "same_task", "ours"),
+    list(product([True, False], repeat=6)),
 )
 def test_an_observation_is_verified_where_an_effect_depends_on_it(
-    replayed: bool, spent: bool, named: bool, names_any: bool, same_task: bool
+    replayed: bool, spent: bool, named: bool, names_any: bool, same_task: bool, ours: bool
 ) -> None:
-    facts = ObservationFacts(replayed, spent, named, names_any, same_task)
-    depends = named if names_any else (same_task and not spent)
+    facts = ObservationFacts(replayed, spent, named, names_any, same_task, ours)
+    depends = (named and not ours) if names_any else (same_task and not spent)
     assert decide_observation(facts) is (replayed and depends)
 
 

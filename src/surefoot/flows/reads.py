@@ -26,6 +26,7 @@ from surefoot.rules.effects import PROVEN_NOTHING, Position, slot_of
 from surefoot.rules.envelope import Kind, Record
 from surefoot.rules.fingerprint import fingerprint
 from surefoot.rules.reads import (
+    HAPPENED,
     OBSERVED,
     READ,
     OnStale,
@@ -430,8 +431,12 @@ def moved(
 
 def last_observation(
     ports: Ports, session: Session, serde: Serializer, name: str
-) -> tuple[EffectBody, Any, Mapping[str, Any]] | None:
-    """The newest observation of this name in the thread: its record, outcome and arguments.
+) -> tuple[EffectBody, Any, Mapping[str, Any], int, set[str]] | None:
+    """The newest observation of this name in the thread, and what has followed it.
+
+    Returns:
+        Its record, outcome and arguments, the number of the record, and the names of the effects
+        that have happened behind it.
 
     Raises:
         TamperDetected: A record does not verify.
@@ -443,6 +448,7 @@ def last_observation(
         )
         if row is None:
             return None
+        newest: dict[bytes, EffectBody] = {}
         for record in Chain(ports, identity, row, session.head, rows).walk():
             if record.kind is not Kind.EFFECT:
                 continue
@@ -451,5 +457,9 @@ def last_observation(
                 recall = _inputs_of(ports, session, serde, body).get("recall") or {}
                 if body.result is None:
                     return None
-                return body, _loaded(ports, session, serde, body.result), recall
+                happened = {b.name for b in newest.values() if b.state in HAPPENED}
+                value = _loaded(ports, session, serde, body.result)
+                return body, value, recall, record.link.seq, happened
+            if body.receiver != READ and not body.only_asked:
+                newest.setdefault(body.slot, body)
     return None

@@ -15,7 +15,7 @@ from langgraph.store.base import BaseStore
 from surefoot.errors import Misconfigured, Misuse
 from surefoot.flows import effects as flow
 from surefoot.flows.compensation import Undo
-from surefoot.langgraph import scope
+from surefoot.langgraph import observations, scope
 from surefoot.langgraph.hooks import EffectCall, Hook, register
 from surefoot.langgraph.place import Here
 from surefoot.rules.answers import Answer
@@ -286,7 +286,7 @@ def define(fn: Callable[..., Any], settings: Mapping[str, Any]) -> EffectSpec:
         deadline_ms=_deadline_ms(settings["deadline"], where),
         hook=_hook(fn, name, settings),
         inverse=_inverse(where, parameters, settings["compensate"]),
-        depends_on=_observed(settings["depends_on"], where),
+        depends_on=observations.depending(name, _observed(settings["depends_on"], where)),
         outcome_of=declared(where, settings),
     )
 

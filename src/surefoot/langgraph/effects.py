@@ -346,7 +346,7 @@ def _once(
         result = step.result
     else:
         result = yield from _send(spec, at, serde, step, args, kwargs)
-    observations.spend(at)
+    observations.spend(at, spec.name)
     return result
 
 

@@ -11,18 +11,27 @@ from surefoot.errors import Misuse
 from surefoot.flows import reads as flow
 from surefoot.langgraph.place import Here
 from surefoot.rules.bodies import EffectBody
-from surefoot.rules.reads import ObservationFacts, decide_observation
-from surefoot.session import Observation
+from surefoot.rules.reads import HAPPENED, ObservationFacts, decide_observation
+from surefoot.session import Observation, Session
 
-__all__ = ["define", "due", "reached", "spend", "verified"]
+__all__ = ["define", "depending", "due", "reached", "spend", "verified"]
 
 #: Functions that observe, by name, so that an observation of an earlier step can be made again.
 _defined: dict[str, Callable[..., Any]] = {}
+#: Names of the effects that depend on an observation, by its name.
+_dependents: dict[str, set[str]] = {}
 
 
 def define(name: str, fn: Callable[..., Any]) -> None:
     """Notes a function that observes."""
     _defined[name] = fn
+
+
+def depending(effect: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Notes what an effect depends on: it may move that itself."""
+    for name in names:
+        _dependents.setdefault(name, set()).add(effect)
+    return tuple(names)
 
 
 def reached(
@@ -50,6 +59,7 @@ def reached(
             is_async=inspect.iscoroutinefunction(body),
             again=body,
             check=check,
+            at=session.reads.at.get(record.slot, 0),
         ),
     )
 
@@ -62,12 +72,27 @@ def _note(at: Here, seen: Observation) -> None:
         ] + [seen]
 
 
-def spend(at: Here) -> None:
+def spend(at: Here, name: str) -> None:
     """Notes that an effect of this task has happened: it may have moved what was observed."""
     with at.run.queue_lock:
+        _follow(at.run)
         for seen in at.run.reads.observations:
             if seen.task == at.place.task:
                 seen.spent = True
+                seen.followed.add(name)  # that of an operation stands in another journal
+
+
+def _follow(run: Session) -> None:
+    """Notes which effects have happened behind what was observed, before a checkpoint drops them.
+
+    The caller holds the queue's lock.
+    """
+    for effect in list(run.effects.values()):
+        if effect.state in HAPPENED:
+            at = run.effect_at.get(effect.slot, 0)
+            for seen in run.reads.observations:
+                if at > seen.at:
+                    seen.followed.add(effect.name)
 
 
 def due(at: Here, names: Sequence[str]) -> list[Observation]:
@@ -81,6 +106,7 @@ def due(at: Here, names: Sequence[str]) -> list[Observation]:
         Misuse: A named one was never made in this thread, or its function is not imported.
     """
     with at.run.queue_lock:
+        _follow(at.run)
         seen = list(at.run.reads.observations)
     known = {one.name for one in seen}
     seen += [_earlier(at, name) for name in names if name not in known]
@@ -94,6 +120,7 @@ def due(at: Here, names: Sequence[str]) -> list[Observation]:
                 named=one.name in names,
                 names_any=bool(names),
                 same_task=one.task == at.place.task,
+                ours=not one.followed.isdisjoint(_dependents.get(one.name, ())),
             )
         )
     ]
@@ -117,7 +144,7 @@ def _earlier(at: Here, name: str) -> Observation:
     found = flow.last_observation(at.core.ports, session, serde, name)
     if found is None:
         raise Misuse(field=where, reason="it was never observed in this thread")
-    record, value, recall = found
+    record, value, recall, seq, followed = found
 
     def check(now: Any) -> None:
         error = flow.moved(session, serde, record, value, now)
@@ -132,6 +159,8 @@ def _earlier(at: Here, name: str) -> Observation:
         is_async=inspect.iscoroutinefunction(fn),
         again=functools.partial(fn, **recall),
         check=check,
+        at=seq,
+        followed=followed,
     )
     _note(at, made)
     return made

@@ -17,6 +17,7 @@ from surefoot.rules.envelope import tlv
 from surefoot.rules.fingerprint import fingerprint, parts_of
 
 __all__ = [
+    "HAPPENED",
     "OBSERVED",
     "READ",
     "ObservationFacts",
@@ -35,6 +36,8 @@ __all__ = [
 READ = "R"
 #: Source of the record of an observation, where reads have ``body``.
 OBSERVED = "observation"
+#: States of effects that have happened, and so may have moved what was observed before them.
+HAPPENED = frozenset({"succeeded", "compensated"})
 #: Paths that an outline names; what lies deeper counts as one with what it lies in.
 _PATHS_MAX = 96
 _SHOWN_MAX = 12
@@ -134,6 +137,7 @@ class ObservationFacts:
         named: The effect names it in ``depends_on``.
         names_any: The effect names any observation.
         same_task: It was made by the task that calls the effect, in the present step.
+        ours: An effect that names it has happened behind it, in any step of the thread.
     """
 
     replayed: bool
@@ -141,6 +145,7 @@ class ObservationFacts:
     named: bool
     names_any: bool
     same_task: bool
+    ours: bool = False
 
 
 def decide_observation(facts: ObservationFacts) -> bool:
@@ -149,11 +154,15 @@ def decide_observation(facts: ObservationFacts) -> bool:
     What this run has read itself needs no second look. Of what it only replays, an effect depends
     on what it names; one that names nothing depends on everything that its task has observed
     since the effect before it.
+
+    What an effect moves itself is no alarm (R8), and nobody looked between what it has moved and
+    what others have: of a named observation, the first effect that names it looks again, and those
+    behind it do not, until it is made anew.
     """
     if not facts.replayed:
         return False
     if facts.names_any:
-        return facts.named
+        return facts.named and not facts.ours
     return facts.same_task and not facts.spent
 
 
