@@ -322,12 +322,17 @@ def _loose_at(ports: Ports, session: Session, serde: Serializer, root: Known) ->
 
 
 def _above(ports: Ports, session: Session, root: Known) -> list[LooseEffect]:
-    """The newest record of each effect that lies above a checkpoint on the chain, oldest first."""
+    """The newest record of each effect that lies above a checkpoint on the chain, oldest first.
+
+    What another branch has adopted from below the checkpoint did not happen above it: the branch of
+    the checkpoint has consumed it, or has it on its list.
+    """
     chain = _chain(ports, session)
     if chain is None:
         return []
     thread = session.identity.thread
     met: dict[bytes, EffectBody] = {}
+    slots: set[bytes] = set()
     for record in chain.walk():
         if record.link.seq <= root.seq:
             break
@@ -335,6 +340,7 @@ def _above(ports: Ports, session: Session, root: Known) -> list[LooseEffect]:
             body = effect_of(thread, record)
             if body.receiver != READ and not body.only_asked:  # a fork reads anew
                 met.setdefault(body.origin, body)
+                slots.add(body.slot)
         if len(met) > ports.limits.adoptable_effects_max:
             raise Misuse(
                 field=f"thread {thread!r}",
@@ -346,7 +352,9 @@ def _above(ports: Ports, session: Session, root: Known) -> list[LooseEffect]:
             )
     gone = {b.compensates for b in met.values() if b.state not in PROVEN_NOTHING}
     return [
-        LooseEffect(body, fork=True) for origin, body in reversed(met.items()) if origin not in gone
+        LooseEffect(body, fork=True)
+        for origin, body in reversed(met.items())
+        if origin not in gone and origin in slots
     ]
 
 

@@ -724,7 +724,7 @@ def note(
         writer = writer_for(ports, session, serde)
         typed = writer.value(dict(receipt), channel=f"(receipt of {step.request.name})")
         step.body = replace(step.body, receipt=typed)
-        _record(ports, session, step.body, writer.rows)
+        _record(ports, session, step.body, [*step.rows, *writer.rows])
 
 
 def finish(
