@@ -1690,6 +1690,28 @@ def test_a_tool_error_that_proves_nothing_is_no_message_for_the_model(
     assert len(models) == 1
 
 
+def test_a_resend_that_was_not_sent_is_no_message_for_the_model(bench: Bench) -> None:
+    """The first attempt may have landed, so a call under another key could be a second charge."""
+    fault = once(TimeoutError("no answer"), NotSent("refused"), None)
+
+    @tool
+    @effect(idempotent=True)
+    def pay(amount: int, *, idempotency_key: str) -> str:
+        """Pays."""
+        bench.world.send(amount, idempotency_key)
+        fault()
+        return "paid"
+
+    message = calls_message(("pay", {"amount": 1}))
+    graph = tool_graph(bench, [pay], lambda: message, handle_tool_errors=True)
+    config = bench.config()
+    for given in ({"messages": []}, None):
+        with pytest.raises(EffectInDoubt):
+            graph.invoke(given, config)
+    assert contents(graph.invoke(None, config)) == ["paid"]
+    assert len(set(bench.world.keys)) == 1
+
+
 @pytest.mark.parametrize("settings", [{}, {"idempotent": True}], ids=["N", "K"])
 def test_no_retry_policy_of_a_tool_node_sends_what_is_in_doubt(bench: Bench, settings: Any) -> None:
     """Class N: once. Class K stops as well, and the next run sends under the same key."""

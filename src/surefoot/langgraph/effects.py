@@ -450,7 +450,10 @@ def _send(
                     "before the effect, outside of it"
                 ),
             ) from error
-        if spec.sealed and not proven and _is_ordinary(error):
+        # Not sent this time proves nothing of an earlier attempt; the record says what is proven.
+        held = session.effects.get(step.body.slot)
+        open_ = held is None or held.state != "failed"
+        if spec.sealed and open_ and _is_ordinary(error):
             raise flow.raised(session, step, error) from error
         raise
     finally:
