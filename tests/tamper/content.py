@@ -43,6 +43,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         "head_digest",
         "created_us",
         "updated_us",
+        "has_open",
     ),
     "surefoot_frame": ("thread_key", "last_seq", "epoch", "checkpoint_hash", "head", "body"),
     "surefoot_value": ("thread_key", "digest", "body"),

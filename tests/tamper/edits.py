@@ -44,6 +44,7 @@ PROMISES: Mapping[str, Mapping[str, Promise]] = {
         "head_digest": Promise.HARMLESS,  # likewise
         "created_us": Promise.HARMLESS,  # for people
         "updated_us": Promise.HARMLESS,  # for people
+        "has_open": Promise.HARMLESS,  # a hint for who looks for doubts, never trusted
     },
     "surefoot_frame": {
         "thread_key": Promise.DETECTED,
@@ -191,6 +192,8 @@ def cells(table_of: Table, rows: Rows, *, postgres: bool) -> list[Cell]:
                 bits = 64 if isinstance(value, int) else len(value) * 8
                 if postgres and column in ("ordinal", "number"):
                     bits = 32
+                if postgres and column == "has_open":
+                    bits = 16
                 out.append(Cell(table, row, column, value, thread, place, bits))
     return out
 
