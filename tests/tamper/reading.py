@@ -17,7 +17,7 @@ from tests.tamper.world import Desk, World, at, delta_graph, desk_graph
 
 from surefoot import SurefootSaver
 from surefoot.errors import Refused
-from surefoot.flows.acquire import effect_of
+from surefoot.flows.acquire import checkpoint_of, effect_of
 from surefoot.flows.chain import Chain
 from surefoot.flows.load import loader_for
 from surefoot.flows.views import viewing
@@ -260,7 +260,7 @@ def _tells(saver: SurefootSaver, thread: str) -> bool:
 
 
 def _effects(saver: SurefootSaver, thread: str) -> list[Any]:
-    """Effects of a thread with their values, as a run that replays them reads them."""
+    """Effects of a thread with their values, as a run that replays or adopts them reads them."""
 
     def read(chain: Chain | None) -> list[Any]:
         if chain is None:
@@ -268,6 +268,11 @@ def _effects(saver: SurefootSaver, thread: str) -> list[Any]:
         loader = loader_for(saver.core.ports, chain, saver.serde)
         out: list[Any] = []
         for record in chain.walk():
+            if record.kind is Kind.CHECKPOINT:
+                loose = checkpoint_of(thread, record).loose
+                if loose is not None:
+                    loader.fetch([loose])
+                    out.append((record.link.seq, loader.load(loose)))
             if record.kind is not Kind.EFFECT:
                 continue
             body = effect_of(thread, record)
