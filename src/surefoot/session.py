@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 _TWINS_MAX = 1_024
+_FAILURES_MAX = 256
 #: Executions of tasks whose messages are remembered: more than run at the same time.
 _TURNS_MAX = 4_096
 
@@ -394,6 +395,8 @@ class Session:
         self.turns: OrderedDict[tuple[str, int, int], dict[tuple[int | str | None, ...], int]]
         self.turns = OrderedDict()
         self.running: set[bytes] = set()
+        #: The last proven failures that bodies raised, and their slots.
+        self.failures: deque[tuple[BaseException, bytes]] = deque(maxlen=_FAILURES_MAX)
         #: From which execution and tasks the slots of the present step were reached.
         self.origins: dict[bytes, tuple[int, str]] = {}
 

@@ -13,6 +13,7 @@ _ORDER = "tests/effects/test_order.py::"
 _ADOPTION = "tests/effects/test_adoption.py::"
 _OPERATIONS = "tests/effects/test_operations.py::"
 _FIRST = "tests/effects/test_ask_first.py::"
+_FALLBACK = "tests/effects/test_fallback.py::"
 _DOUBT = "tests/effects/test_in_doubt.py::"
 _RESTORE = "tests/orders/test_restore.py::"
 _MOVED = f"{_RESTORE}test_an_update_of_the_state_after_a_restore_moves_no_effect_out_of_sight"
@@ -194,6 +195,22 @@ EFFECTS = (
         '    if under and source == "update" or _clears(',
         "a branch that an update dropped runs again, and so does its effect",
         (f"{_ADOPTION}test_an_update_drops_what_the_tasks_have_written[sqlite-sync]",),
+    ),
+    Mutant(
+        "E8-a-caught-failure-is-made-again",
+        "rules/effects.py",
+        "    return facts.not_sent and facts.passed and not facts.ended\n",
+        "    return False\n",
+        "the node fell back on another provider, and both are paid",
+        (f"{_FALLBACK}test_the_first_provider_is_not_paid_as_well[sqlite]",),
+    ),
+    Mutant(
+        "E8-a-failure-stands-for-ever",
+        "flows/effects.py",
+        "        ended=held.ended,\n",
+        "        ended=False,\n",
+        "a call that failed beside another one never runs again",
+        (f"{_FALLBACK}test_beside_another_one_it_may_be_retried[sqlite]",),
     ),
     # --- E4c: operations --------------------------------------------------------------------------
     Mutant(

@@ -20,6 +20,7 @@ from surefoot.rules.effects import (
     BarrierFacts,
     CallFacts,
     Elsewhere,
+    FailureFacts,
     Loose,
     Position,
     Receiver,
@@ -29,6 +30,7 @@ from surefoot.rules.effects import (
     decide_barrier,
     decide_call,
     decide_expired,
+    decide_failure_stands,
     decide_match,
     decide_never_sent,
     idempotency_key,
@@ -213,6 +215,19 @@ def test_where_forks_are_not_adopted_this_branch_comes_first() -> None:
 def test_what_did_not_happen_is_not_adopted(state: str, adoptable: bool) -> None:
     found = decide_adoption("pay", b"a", [Loose("pay", b"a", state, False)])
     assert (found == 0) is adoptable
+
+
+# --- a proven failure that the node has gone past ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("not_sent", "ended", "passed"), [*product((True, False), (True, False), (True, False))]
+)
+def test_a_failure_stands_only_where_the_node_went_on(
+    not_sent: bool, ended: bool, passed: bool
+) -> None:
+    stands = decide_failure_stands(FailureFacts(not_sent, ended, passed))
+    assert stands is (not_sent and passed and not ended)
 
 
 # --- E4c: operations ---------------------------------------------------------------------------

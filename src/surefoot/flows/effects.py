@@ -25,7 +25,7 @@ from surefoot.flows.compensation import Undo, find_target
 from surefoot.flows.cover import cover_of
 from surefoot.flows.values import Loader, writer_for
 from surefoot.ports import Ports, Serializer
-from surefoot.rules.answers import Absent, Answer, Committed, Conflicting
+from surefoot.rules.answers import Absent, Answer, Committed, Conflicting, NotSent
 from surefoot.rules.bodies import BODY_SCHEMAS, EffectBody, Typed
 from surefoot.rules.effects import (
     MAYBE_SENT,
@@ -35,6 +35,7 @@ from surefoot.rules.effects import (
     Call,
     CallFacts,
     Elsewhere,
+    FailureFacts,
     Position,
     Receiver,
     Verdict,
@@ -42,6 +43,7 @@ from surefoot.rules.effects import (
     decide_barrier,
     decide_call,
     decide_expired,
+    decide_failure_stands,
     decide_match,
     idempotency_key,
     slot_of,
@@ -76,6 +78,7 @@ __all__ = [
     "settled",
     "step_aside",
     "take_over",
+    "task_ended",
 ]
 
 _MARGIN_MS = 1_000
@@ -268,6 +271,8 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: CallReques
         held = session.effects.get(slot)
         family = b"" if held else _require_unique(session, request, position, slot)
         over = held is not None and not _nothing_happened(session, held)
+        if held is not None and not over and request.undo is None:
+            _require_retryable(session, held)
         loose = None if over else _elsewhere(ports, session, serde, request)
         if held is None and loose is not None and loose.body.slot == slot:
             held, loose = loose.body, None
@@ -307,6 +312,68 @@ def _aimed(
     if target is None:
         return request
     return replace(request, arguments=target.given, undoes=target.slot)
+
+
+def _require_retryable(session: Session, held: EffectBody) -> None:
+    """Fails again where the node that is run again has gone past a proven failure.
+
+    Raises:
+        NotSent: As it did then.
+    """
+    at = session.effect_at.get(held.slot, 0)
+    passed = any(
+        session.effect_at.get(other.slot, 0) > at and not _nothing_happened(session, other)
+        for other in session.effects.values()
+        if other.slot != held.slot and _execution_of(other) == _execution_of(held)
+    )
+    facts = FailureFacts(
+        not_sent=(held.error or "").split(" ")[0] == NotSent.__name__,
+        ended=held.ended,
+        passed=passed,
+    )
+    if decide_failure_stands(facts):
+        again = NotSent(
+            f"effect {held.name!r} did not happen ({held.position}), and the node went on to "
+            "something else that did; it fails as it did then"
+        )
+        session.failures.append((again, held.slot))
+        raise again
+
+
+def _execution_of(body: EffectBody) -> tuple[str, str, str]:
+    """What the calls of one execution of a task share."""
+    return body.namespace, body.task, body.position.rpartition(" call ")[0]
+
+
+def task_ended(ports: Ports, session: Session, error: object) -> None:
+    """Notes that a task ended in an error: a proven failure that it stems from was not caught.
+
+    So the call may be made again, whatever else happened in the same task beside it.
+
+    Raises:
+        Fenced: Another worker has the thread.
+        StoreUnavailable: The database did not answer; the session is latched.
+    """
+    with session.lock:
+        causes = _causes(error)
+        slots = {slot for failure, slot in session.failures if id(failure) in causes}
+        for slot in slots:
+            held = session.effects.get(slot)
+            if held is not None and held.state == "failed" and not held.ended:
+                _record(ports, session, replace(held, ended=True))
+
+
+def _causes(error: object) -> set[int]:
+    """Identities of an error, of what it stems from, and of the members of groups among them."""
+    found: set[int] = set()
+    left = [error]
+    while left and len(found) < 1_000:
+        one = left.pop()
+        if not isinstance(one, BaseException) or id(one) in found:
+            continue
+        found.add(id(one))
+        left += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+    return found
 
 
 def _nothing_happened(session: Session, held: EffectBody) -> bool:
@@ -816,6 +883,7 @@ def fail(
         _close(ports, session, body, () if step.started else step.rows)
         if proven:
             session.intents.pop(body.slot, None)
+            session.failures.append((error, body.slot))
 
 
 def _may_be_lost(step: Step) -> bool:

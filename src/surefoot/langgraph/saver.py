@@ -57,7 +57,7 @@ from surefoot.flows.acquire import held
 from surefoot.flows.audit import ThreadReport
 from surefoot.flows.chain import Chain
 from surefoot.flows.doubts import EffectNumbers, EffectRecord, InDoubt
-from surefoot.flows.effects import questions
+from surefoot.flows.effects import questions, task_ended
 from surefoot.flows.find import Found, walk_checkpoints
 from surefoot.flows.orders import Done
 from surefoot.flows.views import FIRST_PAGE_FRAMES, all_threads, has_moved, viewing
@@ -78,6 +78,7 @@ from surefoot.signing import Reviewers
 
 __all__ = ["SurefootSaver"]
 
+_ERROR = "__error__"
 log = logging.getLogger("surefoot")
 T = TypeVar("T")
 Version: TypeAlias = int | str
@@ -711,6 +712,9 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         ports = self.core.ports
         if run is not None:
             session = self.core.of_run(target.thread, run)
+            ended = next((value for channel, value in writes if channel == _ERROR), None)
+            if ended is not None and session.failures:
+                task_ended(ports, session, ended)
             then = save.enqueue(ports, session, self.serde, wanted)
             if then is save.Then.RIDE:
                 self.core.nudge()

@@ -545,6 +545,7 @@ class EffectBody:
         caller: Thread that called the operation.
         compensates: Slot of the effect that this one undoes.
         within: Slot of the effect in whose body the call was made.
+        ended: The proven failure ended the task that made the call: it was not caught.
         risk: ``low``, ``high`` or ``critical``; None is normal.
         due_us: Until when a doubt about it has to be settled, microseconds since the epoch on
             the worker's clock; None when nothing was declared.
@@ -582,6 +583,7 @@ class EffectBody:
     caller: str = ""
     compensates: bytes = b""
     within: bytes = b""
+    ended: bool = False
 
     @property
     def origin(self) -> bytes:
@@ -637,6 +639,7 @@ class EffectBody:
             "adopted": _bytes,
             "compensates": _bytes,
             "within": _bytes,
+            "ended": _flag,
             "due_us": _int,
             "asked_us": _int,
         }

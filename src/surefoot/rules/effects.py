@@ -22,6 +22,7 @@ __all__ = [
     "Call",
     "CallFacts",
     "Elsewhere",
+    "FailureFacts",
     "Loose",
     "Position",
     "Receiver",
@@ -32,6 +33,7 @@ __all__ = [
     "decide_barrier",
     "decide_call",
     "decide_expired",
+    "decide_failure_stands",
     "decide_match",
     "decide_never_sent",
     "idempotency_key",
@@ -374,6 +376,30 @@ def _decide_again(facts: CallFacts, state: str) -> Call:
     if facts.can_ask:
         return Call(Verdict.RECONCILE, f"{reason}; it can be asked", asks=True)
     return Call(Verdict.REFUSE, f"{reason}, so the key protects no more")
+
+
+@dataclass(frozen=True, slots=True)
+class FailureFacts:
+    """What is known of a proven failure when its call is made again.
+
+    Attributes:
+        not_sent: The body said so itself, by `NotSent`.
+        ended: It ended the task: nobody caught it.
+        passed: A later effect of the same task happened, or may have.
+    """
+
+    not_sent: bool
+    ended: bool
+    passed: bool
+
+
+def decide_failure_stands(facts: FailureFacts) -> bool:
+    """Decides whether a call that failed before has to fail again (rules E4, E8).
+
+    A proven failure is retryable, unless the node has caught it and gone on to something else that
+    happened: then to make the call again would do both.
+    """
+    return facts.not_sent and facts.passed and not facts.ended
 
 
 #: How far the clocks of two workers may differ before an age between them proves nothing.
