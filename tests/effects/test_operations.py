@@ -229,6 +229,42 @@ def test_no_thread_of_a_user_is_named_like_one(bench: Bench) -> None:
     assert bench.world.sent == []
 
 
+@pytest.mark.parametrize(
+    "method", ["delete_thread", "copy_from", "copy_to", "prune", "prune_all", "record"]
+)
+@COLOURS
+async def test_no_method_of_threads_makes_it_forget(
+    either: Bench, method: str, asynchronous: bool
+) -> None:
+    """The journal is no thread of the user's, though it is looked at like one."""
+    charge = Charge(either, "N")
+    await asyncio.to_thread(either.graph(charge.node("inv-1")).invoke, {"n": 1}, either.config("t"))
+    journal, saver = operation_thread("charge", "inv-1"), either.saver
+    name, arguments, more = {
+        "delete_thread": ("delete_thread", (journal,), {}),
+        "copy_from": ("copy_thread", (journal, "u"), {}),
+        "copy_to": ("copy_thread", ("t", journal), {}),
+        "prune": ("prune", (["t", journal],), {}),
+        "prune_all": ("prune", (["t", journal],), {"strategy": "delete"}),
+        "record": ("record", (journal, "noted"), {}),
+    }[method]
+    with pytest.raises(Misuse, match="operation"):
+        await (
+            getattr(saver, f"a{name}")(*arguments, **more)
+            if asynchronous
+            else asyncio.to_thread(getattr(saver, name), *arguments, **more)
+        )
+    saver.delete_for_runs(["none"])
+    assert [report.ok for report in saver.verify(journal)] == [True]
+    assert [e.state for e in saver.effects(journal, limit=1)] == ["succeeded"]
+    assert saver.in_doubt(thread=journal) == []
+    assert saver.events(journal)
+    saver.release(journal)
+    assert saver.get_tuple(either.config("t")) is not None, "nothing of the list was done"
+    await asyncio.to_thread(either.graph(charge.node("inv-1")).invoke, {"n": 1}, either.config("v"))
+    assert either.world.sent == [("inv-1", 700)]
+
+
 def test_listing_shows_no_operations(bench: Bench) -> None:
     charge = Charge(bench, "K")
     run(bench.graph(charge.node("inv-1")), bench.config("mine"))

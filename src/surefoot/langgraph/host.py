@@ -19,7 +19,16 @@ from surefoot.offload import calling_task
 from surefoot.rules.effects import OPERATION_PREFIX
 from surefoot.session import Caller, RunHandle
 
-__all__ = ["Target", "caller", "checkpoint_id_of", "path_text", "run_of", "target_of", "thread_id"]
+__all__ = [
+    "Target",
+    "caller",
+    "checkpoint_id_of",
+    "own_thread_id",
+    "path_text",
+    "run_of",
+    "target_of",
+    "thread_id",
+]
 
 _RUNTIME = "__pregel_runtime"
 _DURABILITY = "__pregel_durability"
@@ -47,12 +56,7 @@ def target_of(config: Mapping[str, Any] | None, *, field: str = "config") -> Tar
             field=f"{field}['configurable']['thread_id']",
             reason="is missing; pass {'configurable': {'thread_id': …}}",
         )
-    thread = thread_id(thread, field=f"{field}['configurable']['thread_id']")
-    if thread.startswith(OPERATION_PREFIX):
-        raise Misuse(
-            field=f"{field}['configurable']['thread_id']",
-            reason=f"must not begin with {OPERATION_PREFIX!r}, which is for operation ids",
-        )
+    thread = own_thread_id(thread, field=f"{field}['configurable']['thread_id']")
     namespace = configurable.get("checkpoint_ns") or ""
     if not isinstance(namespace, str):
         raise _not_text(field, "checkpoint_ns", namespace)
@@ -69,6 +73,24 @@ def thread_id(value: object, *, field: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise Misuse(field=field, reason=f"must be a text, not {type(value).__name__}")
     return str(value)
+
+
+def own_thread_id(value: object, *, field: str) -> str:
+    """The id of a thread of the user's own, for calls that write to it or delete of it.
+
+    The journal of a business operation is read like a thread's and settled like one, but what has
+    happened is known from it for all threads: without it, it would happen again.
+
+    Raises:
+        Misuse: It is none, or that of an operation.
+    """
+    thread = thread_id(value, field=field)
+    if thread.startswith(OPERATION_PREFIX):
+        raise Misuse(
+            field=field,
+            reason=f"must not begin with {OPERATION_PREFIX!r}, which is for operation ids",
+        )
+    return thread
 
 
 def checkpoint_id_of(config: Mapping[str, Any] | None, *, field: str = "config") -> str | None:

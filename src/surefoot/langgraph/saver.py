@@ -766,10 +766,11 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         The high-water mark stays, so that an old copy of the thread is never taken for it.
 
         Raises:
+            Misuse: It is the journal of an operation.
             Busy: A live run holds the thread.
             ResumeRefused: Stored, never witnessed (R2).
         """
-        thread = host.thread_id(thread_id, field="thread_id")
+        thread = host.own_thread_id(thread_id, field="thread_id")
         self.core.direct(thread, caller(), lambda: maintain.delete_thread(self.core.ports, thread))
 
     async def adelete_thread(self, thread_id: str) -> None:
@@ -793,6 +794,8 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         ports = self.core.ports
         runs = [_text(r, "run_ids") for r in run_ids]
         for thread in ports.store.threads_of_runs(ports.tenant, runs):
+            if thread.startswith(OPERATION_PREFIX):
+                continue  # has no checkpoints; the index may be wrong
             work = functools.partial(maintain.delete_runs, ports, self.serde, thread, runs)
             self.core.direct(thread, caller(), work)
 
@@ -808,12 +811,12 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             target_thread_id: Must not have checkpoints yet.
 
         Raises:
-            Misuse: The target has checkpoints, or is the source.
+            Misuse: The target has checkpoints, or is the source; one is that of an operation.
             Busy: A live run holds the target.
             TamperDetected: The source does not verify.
         """
-        source = host.thread_id(source_thread_id, field="source_thread_id")
-        target = host.thread_id(target_thread_id, field="target_thread_id")
+        source = host.own_thread_id(source_thread_id, field="source_thread_id")
+        target = host.own_thread_id(target_thread_id, field="target_thread_id")
         self.core.direct(
             target,
             caller(),
@@ -834,7 +837,8 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
                 effects; ``delete`` deletes the threads.
 
         Raises:
-            Misuse: ``thread_ids`` is a single string, or the strategy is unknown.
+            Misuse: ``thread_ids`` is a single string, or the strategy is unknown, or one is the
+                journal of an operation: nothing is pruned then.
             Busy: A live run holds one of the threads; those before it are pruned.
         """
         _check_sequence(thread_ids, "thread_ids")
@@ -842,7 +846,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             raise Misuse(
                 field="strategy", reason=f"{strategy!r} is neither 'keep_latest' nor 'delete'"
             )
-        wanted = [host.thread_id(t, field="thread_ids") for t in thread_ids]
+        wanted = [host.own_thread_id(t, field="thread_ids") for t in thread_ids]
         for thread_id in wanted:
             if strategy == "delete":
                 self.delete_thread(thread_id)
@@ -1069,13 +1073,13 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
             schema: Version of the payload's layout, which is yours.
 
         Raises:
-            Misuse: The kind may not be used.
+            Misuse: The kind may not be used, or the thread is the journal of an operation.
             NotStorable: The payload is no plain data.
             Busy: From outside, and a live run holds the thread.
             Fenced: From inside, and another worker has the thread.
             StoreUnavailable: A store did not answer.
         """
-        thread = host.thread_id(thread_id, field="thread_id")
+        thread = host.own_thread_id(thread_id, field="thread_id")
         fact = trail.fact_of(kind, payload, schema)
         ports = self.core.ports
         session = ambient_session(self.core, thread)
