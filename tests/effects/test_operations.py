@@ -165,6 +165,25 @@ def test_at_the_same_moment(either: Bench) -> None:
     assert sent == ["inv-1"]
 
 
+async def test_whoever_waits_holds_no_thread_of_the_pool(either: Bench) -> None:
+    saver = either.open(wait_for_lease_ms=6_000)
+
+    @effect(name="charge", operation_id="invoice")
+    async def charge(invoice: str) -> str:
+        either.world.send(invoice)
+        await asyncio.sleep(0)
+        return "charged"
+
+    async def node(state: Any) -> Any:
+        return {"log": [await charge("inv-1")]}
+
+    graph = either.graph(node, saver=saver)
+    runs = [graph.ainvoke({"n": 1}, either.config()) for _ in range(24)]
+    done = await asyncio.gather(*runs, return_exceptions=True)
+    assert either.world.sent == ["inv-1"]
+    assert [d for d in done if isinstance(d, BaseException)] == []
+
+
 def test_it_may_be_a_function_of_the_arguments(bench: Bench) -> None:
     sent: list[int] = []
 

@@ -42,6 +42,7 @@ __all__ = [
     "held",
     "known_of",
     "learn",
+    "may_wait_ms",
     "release",
     "restore_of",
     "scan",
@@ -55,7 +56,12 @@ _TRIES = 5
 
 
 def acquire(
-    ports: Ports, thread: str, control: object | None, *, tail: bool = True
+    ports: Ports,
+    thread: str,
+    control: object | None,
+    *,
+    tail: bool = True,
+    wait: bool = True,
 ) -> tuple[Session, Chain | None]:
     """Takes a thread for a run or a direct call, and loads what a resume needs.
 
@@ -64,6 +70,8 @@ def acquire(
         thread: Id of the thread.
         control: The run's control object; None for a direct call.
         tail: Adopt unpublished records. Without, they stay beside the chain for good.
+        wait: Wait for the lease of a live worker as long as the policy says. Without, it is
+            `Busy` at once: whoever waits elsewhere than here tries again.
 
     Returns:
         The session and the chain as loaded; no chain when nothing is stored yet.
@@ -75,7 +83,7 @@ def acquire(
         TamperDetected: Something does not verify (R4, R6).
         Fenced: Somebody else acquired the thread while we were loading it.
     """
-    session, mark = begin(ports, thread, control)
+    session, mark = begin(ports, thread, control, wait=wait)
     try:
         chain = _load(ports, session, mark, adopt=tail)
     except SurefootError:
@@ -104,7 +112,9 @@ def seize(ports: Ports, thread: str) -> Session:
     return session
 
 
-def begin(ports: Ports, thread: str, control: object | None) -> tuple[Session, Mark]:
+def begin(
+    ports: Ports, thread: str, control: object | None, *, wait: bool = True
+) -> tuple[Session, Mark]:
     """Takes the lease and begins a session at the mark (step P1); reads nothing of A.
 
     Raises:
@@ -114,7 +124,7 @@ def begin(ports: Ports, thread: str, control: object | None) -> tuple[Session, M
     lease = Lease(ports.host.describe(), ports.policy.lease_ttl_ms)
     asked_ms = ports.host.monotonic_ms()
     try:
-        mark = _take(ports, thread, lease)
+        mark = _take(ports, thread, lease, may_wait_ms(ports) if wait else 0)
     except BaseException:
         ports.host.retire(lease.owner)
         raise
@@ -137,7 +147,12 @@ def begin(ports: Ports, thread: str, control: object | None) -> tuple[Session, M
 # --- P1 ----------------------------------------------------------------------------------------
 
 
-def _take(ports: Ports, thread: str, lease: Lease) -> Mark:
+def may_wait_ms(ports: Ports) -> int:
+    """How long the lease of a live worker is waited for."""
+    return max(ports.policy.wait_for_lease_ms, ports.policy.handover_grace_ms)
+
+
+def _take(ports: Ports, thread: str, lease: Lease, wait_ms: int) -> Mark:
     """Takes the lease, creating the mark of a thread that neither store has seen.
 
     Raises:
@@ -174,12 +189,11 @@ def _take(ports: Ports, thread: str, lease: Lease) -> Mark:
                 rules=["R13"],
             )
         dead = decide_holder_dead(ports.host.holder(held.owner))
-        policy = ports.policy
         then = decide_acquire(
             lease_left_ms=held.lease_left_ms,
             holder_dead=dead,
             waited_ms=ports.host.monotonic_ms() - since_ms,
-            may_wait_ms=max(policy.wait_for_lease_ms, policy.handover_grace_ms),
+            may_wait_ms=wait_ms,
         )
         if then is Acquire.BUSY:
             raise Busy(

@@ -32,7 +32,9 @@ _NOWHERE = CallPlace(
 
 
 def open_operation(ports: Ports, session: Session, request: CallRequest) -> Session:
-    """Takes the lease of an operation and loads what is recorded of it.
+    """Takes the lease of an operation and loads what is recorded of it; does not wait for it.
+
+    A thread that waited here would be one of those that the holder needs to finish with.
 
     Args:
         ports: Stores.
@@ -48,7 +50,7 @@ def open_operation(ports: Ports, session: Session, request: CallRequest) -> Sess
         session.check()
         guard_lease(ports, session)
     name = request.name if request.undo is None else request.undo.name
-    operation, _ = acquire(ports, operation_thread(name, request.operation), None)
+    operation, _ = acquire(ports, operation_thread(name, request.operation), None, wait=False)
     operation.serde = session.serde
     return operation
 

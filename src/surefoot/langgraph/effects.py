@@ -17,9 +17,10 @@ from typing import Any, TypeVar, overload
 
 from langgraph.errors import GraphBubbleUp
 
-from surefoot.errors import Misuse, SurefootError
+from surefoot.errors import Busy, Misuse, SurefootError
 from surefoot.flows import effects as flow
 from surefoot.flows import same_database
+from surefoot.flows.acquire import may_wait_ms
 from surefoot.flows.operations import close_operation, open_operation, request_of
 from surefoot.flows.reads import store as store_reads
 from surefoot.langgraph import observations, scope, trail
@@ -62,11 +63,14 @@ __all__ = [
     "drive_async",
     "effect",
     "lists_of",
+    "opened",
     "step_aside",
     "tool_place",
 ]
 
 R = TypeVar("R")
+#: Between the first tries to get the lease of an operation; twice as long each time.
+_FIRST_PAUSE_MS = 10
 
 
 _running_call: ContextVar[EffectCall | None] = ContextVar("surefoot_call", default=None)
@@ -318,7 +322,7 @@ def _operation(
     made: list[Session] = []
     yield Flow(functools.partial(store_reads, ports, at.session))
     try:
-        yield Flow(lambda: made.append(open_operation(ports, at.session, request)))
+        yield from opened(at, request, made)
         inside = Here(at.core, made[0], at.place, run=at.session)
         named = request_of(at.session, request)
         result = yield from _once(spec, inside, serde, named, args, kwargs)
@@ -326,6 +330,27 @@ def _operation(
         for operation in made:
             yield Flow(functools.partial(close_operation, ports, operation))
     return result
+
+
+def opened(at: Here, request: flow.CallRequest, made: list[Session]) -> Steps:
+    """Waits for the lease of an operation without holding a thread, and adds its session.
+
+    Raises:
+        Busy: Another worker carries it out for longer than the policy waits.
+    """
+    ports = at.core.ports
+    since_ms, pause_ms = ports.host.monotonic_ms(), _FIRST_PAUSE_MS
+    while True:
+        left_ms = since_ms + may_wait_ms(ports) - ports.host.monotonic_ms()
+        try:
+            yield Flow(lambda: made.append(open_operation(ports, at.session, request)))
+        except Busy:
+            if left_ms <= 0:
+                raise
+        else:
+            return
+        yield Pause(max(1, min(pause_ms, left_ms)))
+        pause_ms = min(2 * pause_ms, POLL_MS)
 
 
 def _once(

@@ -19,10 +19,10 @@ from langgraph.types import Command
 from surefoot.errors import BarrierTimeout, EffectResultLost, Misuse, SurefootError
 from surefoot.flows import effects as flow
 from surefoot.flows import orphans as search
-from surefoot.flows.operations import close_operation, open_operation, request_of
+from surefoot.flows.operations import close_operation, request_of
 from surefoot.langgraph.bubble import bubbling
 from surefoot.langgraph.definition import EffectSpec
-from surefoot.langgraph.effects import asked, lists_of, step_aside
+from surefoot.langgraph.effects import asked, lists_of, opened, step_aside
 from surefoot.langgraph.place import Here, here
 from surefoot.langgraph.returns import as_tool_message, recorded_answer, updates_of
 from surefoot.langgraph.shells import Flow, Published, Steps, act, act_async, pump, pump_async
@@ -271,7 +271,7 @@ def _answer_of_operation(at: Here, serde: Serializer, spec: EffectSpec, orphan: 
     request = spec.request(at, bound, None)
     made: list[Session] = []
     try:
-        yield Flow(lambda: made.append(open_operation(ports, at.session, request)))
+        yield from opened(at, request, made)
         inside = Here(at.core, made[0], at.place)
         named = request_of(at.session, request)
         own = list(made[0].effects.values())
