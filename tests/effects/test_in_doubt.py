@@ -364,6 +364,46 @@ def test_an_effect_that_another_place_has_adopted_is_one_doubt(either: Bench, ki
     assert hints(either) == []
 
 
+@pytest.mark.parametrize("outcome", ["succeeded", "absent"])
+def test_a_decision_by_the_slot_of_the_first_place_settles_what_was_adopted(
+    either: Bench, outcome: str
+) -> None:
+    fails = [True, False]
+
+    @effect(name="pay")
+    def pay(what: int) -> str:
+        either.world.send(what)
+        if fails.pop(0):
+            raise Timeout
+        return "paid"
+
+    config = either.config()
+    graph = either.graph(lambda state: {"log": [pay(7)]})
+    with pytest.raises(Timeout):
+        graph.invoke({"n": 1}, config)
+    with pytest.raises(EffectInDoubt) as first:
+        graph.invoke(None, config)
+    with pytest.raises(EffectInDoubt):
+        graph.invoke({"n": 2}, config)  # adopted at another slot
+    either.saver.release(thread_of(config))
+    saver = either.open(reviewers=Reviewers({"operator": _operator.public()}))
+    more: dict[str, Any] = {"result": "paid"} if outcome == "succeeded" else {}
+    decision = saver.propose(
+        thread_of(config),
+        "approve",
+        reason="looked",
+        slot=first.value.slot,
+        outcome=outcome,
+        **more,
+    )
+    (item,) = saver.in_doubt()
+    assert decision.slot == item.slot != first.value.slot, "where it stands now"
+    saver.resolve(_operator.sign(decision))
+    assert either.saver.in_doubt() == []
+    assert graph.invoke(None, config)["log"][-1] == "paid"
+    assert either.world.sent == ([7] if outcome == "succeeded" else [7, 7])
+
+
 def _down(_: EffectCall) -> Unknown:
     return Unknown("the lookup is down")
 

@@ -263,7 +263,7 @@ def _settleable(
             raise Misuse(field="slot", reason=f"no effect of {thread!r} has the slot {slot!r}")
         fingerprint = effect.fingerprint.hex()
         bound = {
-            "slot": slot,
+            "slot": effect.slot.hex(),
             "outcome": choices.get("outcome"),
             "recorded_intent": fingerprint,
             "proposed_intent": choices.get("proposed_intent") or fingerprint,
@@ -277,12 +277,20 @@ def _settleable(
 
 
 def _effect_at(chain: Chain, slot: str) -> EffectBody | None:
-    """The newest record of a slot."""
+    """The newest record of the effect that a slot names, wherever it stands now.
+
+    A later place may have adopted the effect (E4b). What was said of it at the first place has been
+    overtaken then, and to settle it there would settle nothing.
+    """
+    newest: dict[bytes, EffectBody] = {}
     for record in chain.walk():
-        if record.kind is Kind.EFFECT and record.subject.hex() == slot[:32]:
+        if record.kind is Kind.EFFECT:
             effect = effect_of(chain.identity.thread, record)
-            if effect.slot.hex() == slot and not effect.only_asked:
-                return effect
+            if effect.only_asked:
+                continue
+            newest.setdefault(effect.origin, effect)
+            if effect.slot.hex() == slot:
+                return newest[effect.origin]
     return None
 
 
@@ -639,9 +647,7 @@ def _approve(ports: Ports, serde: Serializer, signed: SignedDecision) -> Done:
     decision = signed.decision
     with held(ports, decision.thread) as (session, chain):
         slot = decision.slot or ""
-        effect = session.effects.get(bytes.fromhex(slot))
-        if effect is None and chain is not None:
-            effect = _effect_at(chain, slot)
+        effect = None if chain is None else _effect_at(chain, slot)
         _require_here(
             ports, signed, session, chain, *_against(ports, serde, decision, chain, effect)
         )
