@@ -11,12 +11,13 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import psycopg_pool
 import pytest
 from langgraph.graph import END, START, StateGraph
 from tests.effects.conftest import Bench, State
@@ -320,6 +321,111 @@ def test_the_saver_goes_on_after_a_body_that_changed_its_connection(book: Bench)
     graph = book.graph(*[lambda s: {"log": [post(account(config), 7)]}] * 3)
     assert graph.invoke({"log": []}, config)["log"] == [70] * 3
     assert rows(book, account(config)) == [7] * 3
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("either", ["postgres"], indirect=True)
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SET synchronous_commit TO off",
+        "SET default_transaction_read_only TO on",
+        "SET ROLE pg_read_all_data",
+        "SELECT set_config('app.tenant', 'a', false)",
+        "CREATE TEMPORARY TABLE mine (n int)",
+        "SELECT pg_advisory_lock(4711)",
+    ],
+)
+def test_what_the_body_sets_does_not_stay(either: Bench, sql: str) -> None:
+    """The next commits are durable (P0), and whoever gets the connection next sees nothing."""
+    seen: list[Any] = []
+    look = """
+        SELECT current_setting('synchronous_commit'), current_user = session_user,
+            current_setting('default_transaction_read_only'),
+            coalesce(current_setting('app.tenant', true), ''), to_regclass('pg_temp.mine'),
+            (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711)
+    """
+
+    @effect(name="sets", same_database=True)
+    def sets(*, conn: Any) -> int:
+        seen.append(conn.execute(look).fetchone())
+        conn.execute(sql)
+        return 1
+
+    graph = either.graph(lambda state: {"log": [sets()]}, lambda state: {"log": [sets()]})
+    assert graph.invoke({"log": []}, either.config())["log"] == [1, 1]
+    assert seen[0] == seen[1] == ("on", True, "off", "", None, 0)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("either", ["postgres"], indirect=True)
+def test_settings_end_with_the_transaction_itself(either: Bench) -> None:
+    """A pooler in transaction mode gives the same session of the server to another client."""
+    found: list[Any] = []
+
+    class Kept(psycopg.Connection[Any]):
+        """Looks at its session right behind each commit, before anybody can close it."""
+
+        @contextmanager
+        def transaction(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+            with super().transaction(*args, **kwargs) as block:
+                yield block
+            found.append(self.execute("SHOW default_transaction_read_only").fetchone())
+            found.append(self.execute("SELECT current_user = session_user").fetchone())
+
+    @effect(name="sets", same_database=True)
+    def sets(*, conn: Any) -> int:
+        conn.execute("SET default_transaction_read_only TO on")
+        conn.execute("SET ROLE pg_read_all_data")
+        return 1
+
+    either.saver.setup()
+    with psycopg_pool.ConnectionPool(either.conn, connection_class=Kept, open=True) as pool:
+        saver = SurefootSaver(
+            pool, highwater=either.highwater, keys=either.keys, tenant=either.tenant
+        )
+        graph = either.graph(lambda state: {"log": [sets()]}, saver=saver)
+        graph.invoke({"log": []}, either.config())
+        saver.close()
+    assert found == [("off",), (True,)]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "PRAGMA query_only = 1",
+        "PRAGMA foreign_keys(1)",
+        "PRAGMA wal_checkpoint",
+        "PRAGMA main.synchronous = OFF",
+        "CREATE TEMP TRIGGER t BEFORE INSERT ON surefoot_frame BEGIN SELECT RAISE(IGNORE); END",
+        "CREATE TEMP TABLE surefoot_frame (n)",
+    ],
+)
+def test_sqlite_lets_the_body_set_nothing(bench: Bench, sql: str) -> None:
+    tries = [sql, "SELECT 1"]
+
+    @effect(same_database=True)
+    def sets(*, conn: Any) -> int:
+        conn.execute("CREATE TEMP TABLE IF NOT EXISTS mine (n)")
+        conn.execute("PRAGMA table_info(mine)")
+        conn.execute(tries.pop(0))
+        return int(conn.execute("PRAGMA query_only").fetchone()[0])
+
+    graph, config = bench.graph(lambda s: {"log": [sets()]}), bench.config()
+    with pytest.raises(sqlite3.DatabaseError):
+        graph.invoke({"log": []}, config)
+    assert graph.invoke(None, config)["log"] == [0]
+
+
+def test_sqlite_forgets_what_the_body_has_made(bench: Bench) -> None:
+    @effect(same_database=True)
+    def makes(*, conn: Any) -> int:
+        conn.execute("CREATE TEMP TABLE mine (n)")
+        conn.create_function("twice", 1, lambda n: 2 * n)
+        return int(conn.execute("SELECT twice(1)").fetchone()[0])
+
+    graph = bench.graph(*[lambda s: {"log": [makes()]}] * 2)
+    assert graph.invoke({"log": []}, bench.config())["log"] == [2, 2]
 
 
 def test_sqlite_keeps_the_body_off_our_tables(bench: Bench) -> None:

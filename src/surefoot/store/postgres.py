@@ -53,6 +53,13 @@ _AGAIN = frozenset({"40001", "40P01"})
 _STATEMENT_MIXED_UP = frozenset({"26000", "42P05"})
 #: Savepoint below which a caller's statements run.
 _CALLER = "surefoot_caller"
+#: Ends a caller's statements. What he has set for the session goes with them, before the commit: a
+#: pooler in transaction mode gives the server's session to somebody else right after it. His
+#: deferred triggers run first, because they may depend on it.
+_CALLER_ENDS = (
+    "SET CONSTRAINTS ALL IMMEDIATE; RESET SESSION AUTHORIZATION; RESET ALL; "
+    f"RELEASE SAVEPOINT {_CALLER}"
+)
 _MISSING = frozenset({"42P01", "42703", "3F000"})
 #: A lost server is noticed within a minute also while we wait for an answer.
 _NETWORK = {
@@ -298,7 +305,7 @@ class _Stage:
         connection.execute(f"SAVEPOINT {_CALLER}")
         try:
             append = work(connection)
-            connection.execute(f"RELEASE SAVEPOINT {_CALLER}")
+            connection.execute(_CALLER_ENDS, prepare=False)
             return append
         except psycopg.Error as error:
             self._require_savepoint(connection, error)
@@ -638,7 +645,12 @@ class PostgresContentStore:
 
     @contextmanager
     def _lent(self, connection: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
-        """The connection as a caller expects one; what he sets on it goes no further."""
+        """The connection as a caller expects one; what he sets on it goes no further.
+
+        It is closed afterwards, and the pool replaces it: nothing else undoes all that a session
+        can hold (settings, temporary tables, locks, listening), and the pool's own settings as
+        well.
+        """
         before = (connection.row_factory, connection.cursor_factory, connection.prepare_threshold)
         connection.row_factory = tuple_row
         if self._prepare_threshold is None:  # something between us and the server forgets them
@@ -648,6 +660,7 @@ class PostgresContentStore:
         finally:
             connection.row_factory, connection.cursor_factory = before[:2]
             connection.prepare_threshold = before[2]
+            connection.pgconn.finish()  # not `close`, which a pool may have redefined
 
     # --- running --------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ def _sqlite_value(name: str, value: Param) -> Mapping[str, str | int | bytes | N
 class _Session:
     """One connection, used by one thread at a time."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: _Connection) -> None:
         self.connection = connection
 
     def __call__(self, name: str, /, **params: Param) -> Sequence[tuple[Any, ...]]:
@@ -483,6 +483,30 @@ class SqliteContentStore:
         return StoreUnavailable(store=self.shown, reason=f"{name}: {text}")
 
 
+#: What makes our rows others, or lets something else be taken for our tables.
+_CHANGES = frozenset(
+    {
+        sqlite3.SQLITE_INSERT,
+        sqlite3.SQLITE_UPDATE,
+        sqlite3.SQLITE_DELETE,
+        sqlite3.SQLITE_ALTER_TABLE,
+        sqlite3.SQLITE_CREATE_TRIGGER,
+        sqlite3.SQLITE_CREATE_TEMP_TABLE,
+        sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
+        sqlite3.SQLITE_CREATE_TEMP_VIEW,
+    }
+)
+#: Pragmas that do something without an argument; the others show a setting.
+_PRAGMAS_THAT_ACT = frozenset({"incremental_vacuum", "optimize", "shrink_memory", "wal_checkpoint"})
+#: Pragmas whose argument says what to look at; that of the others is a setting.
+_PRAGMAS_THAT_LOOK = frozenset(
+    {
+        *("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo"),
+        *("foreign_key_list", "foreign_key_check", "integrity_check", "quick_check"),
+    }
+)
+
+
 class _Undo(Exception):
     """Unwinds a transaction that shall leave nothing."""
 
@@ -502,13 +526,17 @@ def _appended(session: _Session, append: Append) -> int | None:
 
 
 @contextmanager
-def _lent(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+def _lent(connection: _Connection) -> Iterator[sqlite3.Connection]:
     """The connection as a caller expects one, unable to end the transaction or to touch our tables.
+
+    It is not used again: nothing else undoes all that a connection can hold (functions, attached
+    files, temporary tables).
 
     Raises:
         TransactionEnded: The transaction is over all the same.
     """
     connection.text_factory = str
+    connection.file = None
     connection.set_authorizer(_authorized)
     try:
         yield connection
@@ -521,12 +549,19 @@ def _lent(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
             raise TransactionEnded(reason="by a rollback in its SQL")
 
 
-def _authorized(action: int, first: str | None, *_: str | None) -> int:
-    """Decides what a caller may do in our transaction, as SQLite's authorizer."""
+def _authorized(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    """Decides what a caller may do in our transaction, as SQLite's authorizer.
+
+    A setting would hold for our own commit as well.
+    """
     if action == sqlite3.SQLITE_TRANSACTION:
         return sqlite3.SQLITE_DENY
-    changes = (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE)
-    if action in changes and (first or "").lower().startswith("surefoot_"):
+    if action == sqlite3.SQLITE_PRAGMA:
+        name = (first or "").lower()
+        harmless = name not in _PRAGMAS_THAT_ACT if second is None else name in _PRAGMAS_THAT_LOOK
+        return sqlite3.SQLITE_OK if harmless else sqlite3.SQLITE_DENY
+    named = [name.lower() for name in (first, second) if name]
+    if action in _CHANGES and any(name.startswith("surefoot_") for name in named):
         return sqlite3.SQLITE_DENY
     return sqlite3.SQLITE_OK
 
