@@ -1282,6 +1282,60 @@ def test_what_a_body_has_read_is_as_old_as_what_it_has_sent(
     assert len(set(either.world.keys)) == 1
 
 
+@pytest.mark.optimized
+@pytest.mark.parametrize("sent", [True, False])
+def test_after_a_proven_failure_a_body_may_ask_something_else(
+    either: Bench, source: Source, sent: bool
+) -> None:
+    """As the effect may have other arguments then; of what may have been sent that is refused."""
+    search = search_of(source)
+    wanted, fails = ["a"], [True]
+
+    @effect(idempotent=True, inputs=[])
+    def order(*, idempotency_key: str) -> str:
+        found = search(wanted[0])
+        if fails:
+            fails.pop()
+            raise Boom if sent else NotSent
+        return str(either.world.send(found, idempotency_key))
+
+    node, config = (lambda s: {"log": [order()]}), either.config()
+    with pytest.raises((Boom, NotSent)):
+        either.graph(node, saver=either.open()).invoke(FIRST, config)
+    wanted[0] = "b"
+    if sent:
+        with pytest.raises(StaleInput):
+            either.graph(node, saver=either.open()).invoke(None, config)
+        assert either.world.sent == []
+    else:
+        done = either.graph(node, saver=either.open()).invoke(None, config)
+        assert done["log"] == either.world.sent == ["answer 2 to b"]
+
+
+@pytest.mark.optimized
+def test_what_the_body_of_an_operation_has_read_is_sent_again(
+    either: Bench, source: Source
+) -> None:
+    search = search_of(source, freshness=0)
+    fails = [True]
+
+    @effect(idempotent=True, operation_id="invoice")
+    def pay(invoice: str, *, idempotency_key: str) -> str:
+        price = search("price")
+        either.world.send(price, idempotency_key)
+        if fails:
+            fails.pop()
+            raise Boom
+        return price
+
+    node = lambda s: {"log": [pay(f"invoice of {either.tenant}")]}
+    config = either.config()
+    with pytest.raises(Boom):
+        either.graph(node, saver=either.open()).invoke(FIRST, config)
+    either.graph(node, saver=either.open()).invoke(None, config)
+    assert either.world.sent == ["answer 1 to price"] * 2
+
+
 # --- clock and chance --------------------------------------------------------------------------
 
 

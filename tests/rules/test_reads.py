@@ -65,6 +65,18 @@ def test_what_an_effect_is_made_of_has_no_age(age: int, freshness: int | None) -
     assert decide_read(replace(facts, same_inputs=False)).verdict is STALE
 
 
+@pytest.mark.parametrize(("age", "freshness"), AGES)
+@pytest.mark.parametrize("on_stale", OnStale)
+def test_what_served_an_attempt_that_did_nothing_refuses_nothing(
+    age: int, freshness: int | None, on_stale: OnStale
+) -> None:
+    facts = ReadFacts(
+        recorded=True, void=True, age_us=age, freshness_us=freshness, on_stale=on_stale
+    )
+    assert decide_read(facts).verdict is AGES[age, freshness]
+    assert decide_read(replace(facts, same_inputs=False)).verdict is READ
+
+
 @pytest.mark.parametrize(
     ("freshness", "on_stale", "same"), list(product([None, 0, 5], OnStale, [True, False]))
 )

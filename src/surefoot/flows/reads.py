@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from surefoot.errors import Misuse, StaleInput
-from surefoot.flows import journal, save
+from surefoot.flows import adoption, journal, save
 from surefoot.flows.acquire import effect_of
 from surefoot.flows.chain import Chain
 from surefoot.flows.cover import cover_of
@@ -62,6 +62,8 @@ class ReadRequest:
         call_id: Explicit id of the read within its task; None counts.
         scope: The call whose body makes it, or empty: what a body reads must not shift the order
             of what its task reads, because a replayed body does not run.
+        since_us: When the effect in whose body it is made was first started so that it may have
+            been sent; None outside of effects.
         runnable: Identity of the runnable (node, tool, chain) that makes it, or None.
         inputs: Semantic inputs by name, bindings included.
         fingerprint: 32 bytes over them.
@@ -78,6 +80,7 @@ class ReadRequest:
     runnable: object
     inputs: Mapping[str, Any]
     fingerprint: bytes
+    since_us: int | None = None
     freshness_us: int | None = None
     on_stale: OnStale = OnStale.REFUSE
     observes: bool = False
@@ -129,6 +132,7 @@ def begin(ports: Ports, session: Session, serde: Serializer, request: ReadReques
             recorded=held is not None,
             same_inputs=held is not None and held.fingerprint == request.fingerprint,
             used=held is not None and _is_used(session, request, held),
+            void=held is not None and _is_void(request, held),
             age_us=None if held is None else ports.host.now_us() - held.at_us,
             freshness_us=request.freshness_us,
             on_stale=request.on_stale,
@@ -254,19 +258,25 @@ def _is_used(session: Session, request: ReadRequest, held: EffectBody) -> bool:
     The queue's lock is all that a read waits for, so what another thread records at this moment
     is seen by the next read; it is no matter of this task.
     """
-    effect = session.effects.get(request.scope)
-    if effect is not None:
-        # The body of an effect makes it. While that is sent again, the first time counts.
-        maybe_sent = effect.state not in PROVEN_NOTHING
-        return maybe_sent and (effect.since_us or effect.at_us) <= held.at_us
+    if request.since_us is not None:
+        return not _is_void(request, held)
     at = session.reads.at.get(held.slot, 0)
     root = _root(request.place)[1]
     return any(
         (effect.root, effect.task) == (root, request.place.root_task)
-        and effect.state not in PROVEN_NOTHING
+        and not _nothing_happened(session, effect)
         and session.effect_at.get(effect.slot, 0) > at
         for effect in list(session.effects.values())
     )
+
+
+def _nothing_happened(session: Session, effect: EffectBody) -> bool:
+    return effect.state in PROVEN_NOTHING or adoption.never_sent(session, effect)
+
+
+def _is_void(request: ReadRequest, held: EffectBody) -> bool:
+    """Whether a body made it for an attempt of its effect that is proven to have done nothing."""
+    return request.since_us is not None and held.at_us < request.since_us
 
 
 def load(ports: Ports, session: Session, serde: Serializer, step: ReadStep) -> Any:

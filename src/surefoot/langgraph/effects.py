@@ -459,7 +459,7 @@ def _send(
     _running_call.set(call)
     try:
         body = functools.partial(spec.fn, *args, **given)
-        inside = scope.inside(step.body.slot, body, sends=True)
+        inside = scope.inside(step.body.slot, body, since_us=_since_us(step))
         result = yield User(inside, f"effect.{spec.name}")
     except BaseException as error:
         seen = judged(spec.outcome_of, error)
@@ -487,6 +487,10 @@ def _send(
     return returned
 
 
+def _since_us(step: flow.Step) -> int:
+    return step.body.since_us or step.body.at_us
+
+
 def _is_ordinary(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, GraphBubbleUp)
 
@@ -499,7 +503,7 @@ def _together(
     def body(connection: Any) -> Any:
         run = functools.partial(spec.fn, *args, **given, conn=connection)
         with at.core.crossing(f"effect.{spec.name}"):
-            return not_awaitable(scope.inside(step.body.slot, run, sends=True)())
+            return not_awaitable(scope.inside(step.body.slot, run, since_us=_since_us(step))())
 
     def seen(error: BaseException) -> str:
         return judged(None, error).seen

@@ -81,6 +81,7 @@ class Read:
             place=at.place,
             call_id=call_id,
             scope=b"" if within is None else within.slot,
+            since_us=None if within is None else within.since_us,
             runnable=at.runnable,
             inputs=inputs,
             fingerprint=fingerprint(inputs, effect=self.name),
@@ -290,7 +291,7 @@ def _steps(spec: Read, at: Here, request: flow.ReadRequest, body: Callable[[], A
         if record is not None:
             value = yield Flow(functools.partial(flow.load, ports, session, serde, step))
         else:
-            inside = scope.inside(step.slot, body, sends=False)
+            inside = scope.inside(step.slot, body)
             result = yield User(inside, f"read.{spec.name}")
             value, record = flow.finish(ports, session, serde, step, result)
             at.core.nudge()

@@ -22,13 +22,16 @@ class Enclosing:
     Attributes:
         slot: Its place.
         sends: It is an effect, so what its body reads may leave at any moment.
+        since_us: When the effect was first started so that it may have been sent, microseconds
+            since the epoch; None outside of effects.
     """
 
-    __slots__ = ("sends", "slot")
+    __slots__ = ("sends", "since_us", "slot")
 
-    def __init__(self, slot: bytes, *, sends: bool) -> None:
+    def __init__(self, slot: bytes, *, since_us: int | None) -> None:
         self.slot = slot
-        self.sends = sends
+        self.since_us = since_us
+        self.sends = since_us is not None
 
 
 def enclosing() -> Enclosing | None:
@@ -45,10 +48,14 @@ def _set(variable: ContextVar[Any], value: Any) -> Generator[None]:
         variable.reset(token)
 
 
-def inside(slot: bytes, body: Callable[[], Any], *, sends: bool) -> Callable[[], Any]:
+def inside(
+    slot: bytes, body: Callable[[], Any], *, since_us: int | None = None
+) -> Callable[[], Any]:
     """A body that knows the call it belongs to, while it runs or is awaited."""
     outer = _enclosing.get()
-    own = Enclosing(slot, sends=sends or (outer is not None and outer.sends))
+    if since_us is None and outer is not None:
+        since_us = outer.since_us
+    own = Enclosing(slot, since_us=since_us)
     return _within(_enclosing, own, body)
 
 

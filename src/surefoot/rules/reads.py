@@ -68,6 +68,8 @@ class ReadFacts:
         same_inputs: It was recorded for the inputs of now, bindings included.
         used: An effect that may have happened was started after it by the same task, so its
             arguments may be made of it.
+        void: It was made in the body of an effect, for an attempt that is proven to have done
+            nothing.
         age_us: Microseconds since it was recorded, on this worker's clock; negative when the
             clock stepped back. None when nothing is recorded.
         freshness_us: Age from which on it does not count; None means never.
@@ -77,6 +79,7 @@ class ReadFacts:
     recorded: bool
     same_inputs: bool = True
     used: bool = False
+    void: bool = False
     age_us: int | None = None
     freshness_us: int | None = None
     on_stale: OnStale = OnStale.REFUSE
@@ -100,6 +103,7 @@ def decide_read(facts: ReadFacts) -> Read:
     used by an effect   replay               refuse, or read if declared so
     within freshness    replay               refuse, or read if declared so
     too old             read                 refuse, or read if declared so
+    for nothing         as by its age        read
     ==================  ===================  ==================================
 
     Other inputs come first: that the run asks another question than before is news even where the
@@ -107,11 +111,14 @@ def decide_read(facts: ReadFacts) -> Read:
     is: the effect stands, and with another answer its call would be a conflict for ever. An outcome
     from the future (the clock stepped back) has no age that could be trusted, so with a freshness
     rule it counts as too old: reading once more is harmless, a stale value is what the rule was
-    there to prevent.
+    there to prevent. After a proven failure an effect may have other arguments, and so may what
+    its body reads: of that attempt nothing is left that could be mistaken.
     """
     if not facts.recorded:
         return Read(ReadVerdict.READ, "nothing is recorded")
     if not facts.same_inputs:
+        if facts.void:
+            return Read(ReadVerdict.READ, "recorded for an attempt that did nothing")
         if facts.on_stale is OnStale.READ:
             return Read(ReadVerdict.READ, "recorded with other inputs; declared to be read again")
         return Read(ReadVerdict.STALE, "recorded with other inputs")
