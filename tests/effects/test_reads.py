@@ -1716,6 +1716,80 @@ def test_what_another_effect_has_left_as_it_was_is_looked_at_again(either: Bench
     assert either.world.sent == ["a", "b"]
 
 
+@pytest.mark.optimized
+@pytest.mark.parametrize("observed", [True, False])
+def test_a_fork_depends_on_what_it_was_planned_on(either: Bench, observed: bool) -> None:
+    """What the line it has left observed later is as the world is now; its plan is not."""
+    world = World(stock=5)
+    name = f"stock of {either.tenant}"
+    stock = recorded(observe=True, name=name)(world.look)
+
+    @effect(depends_on=[name])
+    def order(count: int) -> int:
+        return int(either.world.send(count))
+
+    def plan(state: State) -> State:
+        return {"log": [stock()["stock"] if observed else 5]}
+
+    nodes = (
+        plan,
+        lambda s: {"log": ["between"]},
+        lambda s: {"log": [order(s["log"][0]) if "go" in s["log"] else "none"]},
+        lambda s: {"log": [stock()["stock"]]},
+    )
+    graph, config = either.graph(*nodes), either.config()
+    graph.invoke(FIRST, config)
+    world.fields["stock"] = 4
+    graph.invoke(FIRST, config)
+    old = [h for h in graph.get_state_history(config) if h.next == ("n2",)][-1]
+    forked = graph.update_state(old.config, {"log": ["go"]}, as_node="n1")
+    refused: Any = StaleInput if observed else Misuse
+    with pytest.raises(refused, match="stock of"):
+        either.graph(*nodes, saver=either.open()).invoke(None, forked)
+    assert either.world.sent == []
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("before", ["sync", "exit"])
+@pytest.mark.parametrize("after", ["sync", "exit"])
+def test_an_observation_counts_whatever_was_stored_of_its_steps(
+    either: Bench, before: str, after: str
+) -> None:
+    world = World(stock=5)
+    name = f"stock of {either.tenant}"
+    stock = recorded(observe=True, name=name)(world.look)
+
+    @effect(idempotent=True, depends_on=[name])
+    def order(count: int, *, idempotency_key: str) -> int:
+        return int(either.world.send(count, idempotency_key))
+
+    def inner() -> Any:
+        builder = StateGraph(State)
+        builder.add_node("look", lambda s: {"log": [stock()["stock"]]})
+        builder.add_edge(START, "look")
+        return builder.compile()
+
+    looked, fails = inner(), [True]
+
+    def last(state: State) -> State:
+        if fails:
+            fails.pop()
+            raise Boom
+        return {"log": [order(1)]}
+
+    between = lambda s: {"log": ["between"]}
+    nodes = (lambda s: {"log": looked.invoke({"log": []})["log"]}, between, between, last)
+    config = either.config()
+    with pytest.raises(Boom):
+        either.graph(*nodes, saver=either.open()).invoke(FIRST, config, durability=before)
+    world.fields["stock"] = 4
+    with pytest.raises(StaleInput, match="stock of"):
+        either.graph(*nodes, saver=either.open()).invoke(None, config, durability=after)
+    world.fields["stock"] = 5
+    done = either.graph(*nodes, saver=either.open()).invoke(None, config, durability=after)
+    assert done["log"] == [5, "between", "between", 1]
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_what_was_never_observed_cannot_be_depended_on(bench: Bench, known: bool) -> None:
     name = f"unseen of {bench.tenant}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from surefoot.errors import Misuse, StaleInput
 from surefoot.flows import adoption, journal, save
-from surefoot.flows.acquire import effect_of
+from surefoot.flows.acquire import checkpoint_of, effect_of
 from surefoot.flows.chain import Chain
 from surefoot.flows.cover import cover_of
 from surefoot.flows.effects import CallPlace
@@ -40,6 +40,7 @@ from surefoot.rules.reads import (
 from surefoot.session import PendingRead, Session
 
 __all__ = [
+    "Observed",
     "ReadRequest",
     "ReadStep",
     "begin",
@@ -335,6 +336,7 @@ def finish(
         result=typed,
         source=OBSERVED if request.observes else "body",
         at_us=ports.host.now_us(),
+        root=_root(request.place)[1],
     )
 
     at = session.head.seq
@@ -439,14 +441,25 @@ def moved(
     )
 
 
-def last_observation(
-    ports: Ports, session: Session, serde: Serializer, name: str
-) -> tuple[EffectBody, Any, Mapping[str, Any], int, set[str]] | None:
-    """The newest observation of this name in the thread, and what has followed it.
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """An observation on the chain.
 
-    Returns:
-        Its record, outcome and arguments, the number of the record, and the names of the effects
-        that have happened behind it.
+    Attributes:
+        body: Its record.
+        at: Number of the record.
+        followed: Names of effects of the thread that have happened behind it.
+    """
+
+    body: EffectBody
+    at: int
+    followed: set[str]
+
+
+def last_observation(
+    ports: Ports, session: Session, serde: Serializer, name: str, place: CallPlace
+) -> tuple[Observed, Any, Mapping[str, Any]] | None:
+    """The newest observation of this name that led to a place: its record, outcome, arguments.
 
     Raises:
         TamperDetected: A record does not verify.
@@ -458,18 +471,49 @@ def last_observation(
         )
         if row is None:
             return None
-        newest: dict[bytes, EffectBody] = {}
-        for record in Chain(ports, identity, row, session.head, rows).walk():
-            if record.kind is not Kind.EFFECT:
+        chain = Chain(ports, identity, row, session.head, rows)
+        root = session.known.get(_root(place)) or session.started_at
+        found = _newest_of_line(chain, name, "" if root is None else root.checkpoint_id)
+        if found is None or found.body.result is None:
+            return None
+        recall = _inputs_of(ports, session, serde, found.body).get("recall") or {}
+        return found, _loaded(ports, session, serde, found.body.result), recall
+
+
+def _newest_of_line(chain: Chain, name: str, line: str) -> Observed | None:
+    """The newest observation made under a root checkpoint or one that it descends from.
+
+    What another branch has observed later would hide that a plan is stale. A read stands right
+    above the root checkpoint it was made under; where that was not stored (under ``exit``, or it
+    was pruned), it counts as one of the line.
+
+    Args:
+        chain: Of the thread.
+        name: Of the observation.
+        line: The root checkpoint; empty when none is known, and then the newest one counts.
+    """
+    thread = chain.identity.thread
+    newest: dict[bytes, EffectBody] = {}
+    maybe: Observed | None = None
+    wanted: str | None = line
+    for record in chain.walk():
+        if record.kind is Kind.CHECKPOINT:
+            checkpoint = checkpoint_of(thread, record)
+            if checkpoint.namespace:
                 continue
-            body = effect_of(identity.thread, record)
+            if maybe is not None and maybe.body.root != checkpoint.checkpoint_id:
+                return maybe
+            maybe = None
+            if checkpoint.checkpoint_id == wanted:
+                wanted = checkpoint.parent_id
+        elif record.kind is Kind.EFFECT:
+            body = effect_of(thread, record)
             if (body.receiver, body.source, body.name) == (READ, OBSERVED, name):
-                recall = _inputs_of(ports, session, serde, body).get("recall") or {}
-                if body.result is None:
-                    return None
                 happened = {b.name for b in newest.values() if b.state in HAPPENED}
-                value = _loaded(ports, session, serde, body.result)
-                return body, value, recall, record.link.seq, happened
-            if body.receiver != READ and not body.only_asked:
+                seen = Observed(body, record.link.seq, happened)
+                if not line or body.root in ("", wanted):
+                    return seen
+                maybe = maybe or seen
+            elif body.receiver != READ and not body.only_asked:
                 newest.setdefault(body.slot, body)
-    return None
+    return maybe

@@ -141,10 +141,11 @@ def _earlier(at: Here, name: str) -> Observation:
             field=where,
             reason="no observation of this name is defined in this process; import its module",
         )
-    found = flow.last_observation(at.core.ports, session, serde, name)
+    found = flow.last_observation(at.core.ports, session, serde, name, at.place)
     if found is None:
-        raise Misuse(field=where, reason="it was never observed in this thread")
-    record, value, recall, seq, followed = found
+        raise Misuse(field=where, reason="it was never observed on the way here")
+    observed, value, recall = found
+    record = observed.body
 
     def check(now: Any) -> None:
         error = flow.moved(session, serde, record, value, now)
@@ -159,8 +160,8 @@ def _earlier(at: Here, name: str) -> Observation:
         is_async=inspect.iscoroutinefunction(fn),
         again=functools.partial(fn, **recall),
         check=check,
-        at=seq,
-        followed=followed,
+        at=observed.at,
+        followed=observed.followed,
     )
     _note(at, made)
     return made
