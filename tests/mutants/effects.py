@@ -86,7 +86,7 @@ EFFECTS = (
     Mutant(
         "E2-note-kept-in-memory",
         "flows/effects.py",
-        "        _record(ports, session, step.body, writer.rows)\n",
+        "        _record(ports, session, step.body, [*step.rows, *writer.rows])\n",
         "        session.effects[step.body.slot] = step.body\n",
         "the provider's id is lost exactly when somebody has to look it up",
         (f"{_ORDER}test_what_a_body_notes_is_stored_at_once[sqlite]",),
