@@ -694,6 +694,22 @@ EFFECTS = (
         (f"{_READ_RULES}test_an_outcome_is_replayed_while_it_is_fresh",),
     ),
     Mutant(
+        "E4-what-an-effect-is-made-of-ages",
+        "rules/reads.py",
+        "    if facts.used:\n",
+        "    if facts.used and facts.freshness_us is None:\n",
+        "what a finished effect was made of is read again, and its call is a conflict for ever",
+        (f"{_READ_RULES}test_what_an_effect_is_made_of_has_no_age",),
+    ),
+    Mutant(
+        "E4-a-fork-looks-at-the-line-it-has-left",
+        "flows/reads.py",
+        '                if not line or body.root in ("", wanted):\n',
+        "                if body.root or not line:\n",
+        "another branch has observed what is there now, so a stale plan is carried out",
+        (f"{_READS}test_a_fork_depends_on_what_it_was_planned_on[sqlite-True]",),
+    ),
+    Mutant(
         "E4-an-age-from-the-future-counts",
         "rules/reads.py",
         "    if facts.age_us is None or facts.age_us < 0:\n",
