@@ -119,7 +119,10 @@ class ResumeRefused(Refused):
 
     code = "RESUME_REFUSED"
     template = "thread {thread!r} may not resume: {reason}"
-    remedy = "Nothing was run. Look at docs/rules.md for each rule named."
+    remedy = (
+        "Nothing was run. If nobody has seen it: is highwater= the store that this database was used "
+        "with? docs/rules.md has each rule, docs/guide.md “When a thread is refused”."
+    )
 
 
 class RollbackDetected(Refused):
@@ -182,8 +185,8 @@ class EffectConflict(Refused):
         "(slot {slot}): {reason}"
     )
     remedy = (
-        "Nothing was sent; the recorded call stands. Decide which one is meant before the run "
-        "goes on."
+        "Nothing was sent; the recorded call stands. Leave out of inputs= what does not matter, or "
+        "see docs/guide.md, “When a run stops in doubt”."
     )
 
 
@@ -279,7 +282,10 @@ class KeyMissing(Refused):
 
     code = "KEY_MISSING"
     template = "no usable key: {reason}"
-    remedy = "Add the key to SUREFOOT_KEYS, or run `surefoot init` for a first key file."
+    remedy = (
+        "A sealing key belongs in SUREFOOT_KEYS (`surefoot init` makes a first one), the public key of "
+        "a reviewer in SUREFOOT_REVIEWERS."
+    )
 
 
 class MarkCorrupt(Refused):
@@ -334,7 +340,7 @@ class Busy(SurefootError):
     code = "BUSY"
     reaction = "busy"
     template = "{what} is held by {holder} for another {left_ms} ms"
-    remedy = "Try again later, or let the policy wait (wait_for_lease_ms)."
+    remedy = "Try again later, or wait: SurefootSaver(…, policy=ResumePolicy(wait_for_lease_ms=…))."
 
 
 # --- unavailable -------------------------------------------------------------------------------
