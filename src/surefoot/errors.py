@@ -120,8 +120,8 @@ class ResumeRefused(Refused):
     code = "RESUME_REFUSED"
     template = "thread {thread!r} may not resume: {reason}"
     remedy = (
-        "Nothing was run. If nobody has seen it: is highwater= the store that this database was used "
-        "with? docs/rules.md has each rule, docs/guide.md “When a thread is refused”."
+        "Nothing was run. If nobody has seen it: is highwater= the store that this database was "
+        "used with? docs/rules.md has each rule, docs/guide.md “When a thread is refused”."
     )
 
 
@@ -283,8 +283,8 @@ class KeyMissing(Refused):
     code = "KEY_MISSING"
     template = "no usable key: {reason}"
     remedy = (
-        "A sealing key belongs in SUREFOOT_KEYS (`surefoot init` makes a first one), the public key of "
-        "a reviewer in SUREFOOT_REVIEWERS."
+        "A sealing key belongs in SUREFOOT_KEYS (`surefoot init` makes a first one), the public "
+        "key of a reviewer in SUREFOOT_REVIEWERS."
     )
 
 
