@@ -216,9 +216,8 @@ EFFECTS = (
     Mutant(
         "E4c-an-operation-belongs-to-its-thread",
         "flows/operations.py",
-        "    operation, _ = acquire(ports, operation_thread(name, request.operation), None)\n",
-        "    mine = operation_thread(name, request.operation) + session.identity.thread\n"
-        "    operation, _ = acquire(ports, mine, None)\n",
+        "operation_thread(name, request.operation), None, wait=False)\n",
+        "operation_thread(name, request.operation) + session.identity.thread, None)\n",
         "two threads charge one invoice",
         (f"{_OPERATIONS}test_once_for_all_threads_and_runs[sqlite-sync-sync-N]",),
     ),

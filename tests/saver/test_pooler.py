@@ -258,3 +258,40 @@ async def test_case_38_the_async_half_behind_pgbouncer(pooler: tuple[Pooler, str
         )
         assert sorted(sent) == sorted(f"a{n}" for n in range(12))
         assert [r.ok async for r in saver.averify(deep=True)] == [True] * 12
+
+
+def test_what_a_body_sets_reaches_no_other_client(pooler: tuple[Pooler, str, str]) -> None:
+    """An effect in the same database: the server's session goes to somebody else right after it."""
+    made, content, marks = pooler
+
+    @effect(same_database=True)
+    def sets(*, conn: Any) -> str:
+        conn.execute("SET default_transaction_read_only TO on")
+        conn.execute("SET synchronous_commit TO off")
+        conn.execute("SELECT set_config('app.tenant', 'somebody', false)")
+        conn.execute("SET ROLE pg_read_all_data")
+        return "done"
+
+    builder = StateGraph(State)
+    builder.add_node("sets", lambda state: {"done": [sets()]})
+    builder.add_edge(START, "sets")
+    builder.add_edge("sets", END)
+    with SurefootSaver(
+        made.address(content), highwater=made.address(marks), keys=Keyring.generate()
+    ) as saver:
+        saver.setup()
+        running = builder.compile(checkpointer=saver)
+        for number in range(2 * SERVERS):
+            assert running.invoke({"done": []}, at(f"t{number}"))["done"] == ["done"]
+    look = """
+        SELECT current_setting('default_transaction_read_only'),
+            current_setting('synchronous_commit'), current_user = session_user,
+            coalesce(current_setting('app.tenant', true), '')
+    """
+    clients = [psycopg.connect(made.address(content)) for _ in range(SERVERS)]
+    try:  # each in a transaction, so each has another session of the server
+        found = [client.execute(look).fetchone() for client in clients]
+    finally:
+        for client in clients:
+            client.close()
+    assert set(found) == {("off", "on", True, "")}
