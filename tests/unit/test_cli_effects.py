@@ -277,6 +277,29 @@ def test_resolve_skips_and_stops(doubtful: Desk) -> None:
     assert len(in_doubt(doubtful)) == 2
 
 
+@pytest.mark.parametrize(
+    ("word", "outcome"),
+    [
+        *(("n", "absent"), ("nothing", "absent"), (" Absent ", "absent"), ("A", "abandoned")),
+        *(("abandon", "abandoned"), ("abandoned", "abandoned"), ("compensated", "compensated")),
+    ],
+)
+def test_an_answer_is_a_letter_or_the_whole_word(doubtful: Desk, word: str, outcome: str) -> None:
+    result = walked(doubtful, f"{word}\ny\nquit\n", "--evidence", "none", "--reason", "x")
+    assert result.exit_code == 0, result.output
+    (signed,) = decisions(doubtful)
+    assert signed.decision.outcome == outcome
+
+
+@pytest.mark.parametrize("word", ["arrived", "ab", "sk", "no", "cancelled", "questionable"])
+def test_an_answer_that_only_begins_like_one_is_asked_for_again(doubtful: Desk, word: str) -> None:
+    result = walked(doubtful, f"{word}\nskip\nq\n", "--evidence", "none", "--reason", "x")
+    assert result.exit_code == 0, result.output
+    assert f"{word!r} is none of s, n, c, a, k, q." in result.stdout
+    assert "0 settled, 0 failed, 2 left" in result.stdout
+    assert len(in_doubt(doubtful)) == 2
+
+
 def test_a_failure_stops_none_of_the_others(
     doubtful: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

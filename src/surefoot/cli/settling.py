@@ -45,6 +45,19 @@ _ANSWERS = {
     "c": "compensated",
     "a": "abandoned",
 }
+#: What may be answered at the prompt: the letter, or the whole word and nothing in between, for a
+#: word that is only guessed at might settle a payment.
+_WORDS = {
+    "succeeded": "s",
+    "nothing": "n",
+    "absent": "n",
+    "compensated": "c",
+    "abandon": "a",
+    "abandoned": "a",
+    "skip": "k",
+    "quit": "q",
+}
+_LETTERS = (*_ANSWERS, "k", "q")
 _SHORTEST_SLOT = 8
 
 
@@ -398,6 +411,8 @@ def _answer() -> str:
         answer = typer.prompt(
             "What happened? [s]ucceeded, [n]othing, [c]ompensated, [a]bandon it; s[k]ip, [q]uit"
         )
-        first = str(answer).strip().lower()[:1]
-        if first in (*_ANSWERS, "k", "q"):
-            return first
+        word = str(answer).strip().lower()
+        letter = _WORDS.get(word, word)
+        if letter in _LETTERS:
+            return letter
+        typer.echo(one_line(f"{str(answer).strip()!r} is none of {', '.join(_LETTERS)}."))
