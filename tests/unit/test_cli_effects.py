@@ -206,6 +206,9 @@ def test_resolve_asks_before_it_signs(doubtful: Desk) -> None:
         stdin="n\n",
     )
     assert refused.exit_code == 1
+    nobody = settled(doubtful, "absent")
+    assert nobody.exit_code == 13
+    assert "--yes" in nobody.stderr
     assert len(in_doubt(doubtful)) == 2
     assert decisions(doubtful) == []
 
@@ -273,7 +276,10 @@ def test_resolve_skips_and_stops(doubtful: Desk) -> None:
     assert "0 settled, 0 failed, 2 left" in skipped.stdout
     silent = walked(doubtful, "")
     assert silent.exit_code == 13
-    assert "where nobody answers" in silent.stderr
+    assert (
+        "standard input: is no terminal; name the decision: "
+        "--thread … --slot … --outcome … --reason … --yes"
+    ) in silent.stderr
     assert len(in_doubt(doubtful)) == 2
 
 

@@ -301,11 +301,32 @@ def test_a_decision_is_made_by_one_and_carried_out_by_another(desk: Desk) -> Non
     )
     assert again.exit_code == 13
     assert "--out" in again.stderr
-    done = json.loads(desk.good(*desk.on("resolve", str(paper), "--json")))
+    done = json.loads(desk.good(*desk.on("resolve", str(paper), "--yes", "--json")))
     assert done["action"] == "restore"
-    twice = desk.run(*desk.on("resolve", str(paper)))
+    twice = desk.run(*desk.on("resolve", str(paper), "--yes"))
     assert twice.exit_code == 10
     assert "DECISION_REFUSED" in twice.stderr
+    desk.good(*desk.on("verify"))
+
+
+def test_a_document_is_shown_and_asked_about_before_it_is_carried_out(desk: Desk) -> None:
+    desk.work()
+    desk.cut_off_the_head()
+    paper = desk.folder / "decision.json"
+    desk.good(*desk.on("review", "inv-771", "restore"), *desk.signed("disk"), "--out", str(paper))
+    nobody = desk.run(*desk.on("resolve", str(paper)), stdin="")
+    assert nobody.exit_code == 13
+    assert "--yes" in nobody.stderr
+    assert "because: disk" in nobody.stderr, "what it was about is shown first"
+    piped = desk.run(*desk.on("resolve", "-"), stdin=paper.read_text())
+    assert piped.exit_code == 13
+    assert "--yes" in piped.stderr
+    document = json.loads(desk.run(*desk.on("resolve", str(paper), "--json"), stdin="").stdout)
+    assert document["error"]["fields"]["field"] == "--yes"
+    declined = desk.run(*desk.on("resolve", str(paper)), stdin="n\n")
+    assert declined.exit_code == 1
+    assert desk.run(*desk.on("verify")).exit_code == 10, "nothing was carried out"
+    assert "went back" in desk.good(*desk.on("resolve", str(paper)), stdin="y\n")
     desk.good(*desk.on("verify"))
 
 
@@ -371,7 +392,7 @@ def test_an_effect_in_doubt_is_settled_from_the_command_line(desk: Desk) -> None
     assert made.exit_code == 0, made.output
     assert 'and returns to the run: "parcel"' in made.stderr
     signed = made.stdout
-    said = desk.good(*desk.on("resolve", "-"), stdin=signed)
+    said = desk.good(*desk.on("resolve", "-", "--yes"), stdin=signed)
     assert "'ship' is succeeded by decision" in said
     with desk.open() as saver:
         assert builder.compile(checkpointer=saver).invoke(None, AT)["n"] == 6
@@ -425,7 +446,7 @@ def several(desk: Desk) -> Desk:
         for thread in threads:
             saver.copy_thread("inv-771", thread)
     paper = desk.good(*desk.on("review", "b-frozen", "abort"), *desk.signed())
-    desk.good(*desk.on("resolve", "-"), stdin=paper)
+    desk.good(*desk.on("resolve", "-", "--yes"), stdin=paper)
     desk.cut_off_the_beginning("a-hopeless")
     for thread in threads:
         desk.cut_off_the_head(thread)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +31,8 @@ from surefoot.cli.orders import ReviewersOption, explain, result_choice
 from surefoot.cli.showing import doubt_document, doubts_table, one_line, records_table, shown_doubt
 from surefoot.errors import Misuse, SurefootError
 from surefoot.flows.doubts import InDoubt
+from surefoot.flows.orders import Done
+from surefoot.rules.decisions import SignedDecision
 from surefoot.signing import Reviewers, SigningKey
 
 __all__ = ["effects", "resolve"]
@@ -59,6 +62,7 @@ _WORDS = {
 }
 _LETTERS = (*_ANSWERS, "k", "q")
 _SHORTEST_SLOT = 8
+_NOBODY = "is no terminal; name the decision: --thread … --slot … --outcome … --reason … --yes"
 
 
 # --- effects -------------------------------------------------------------------------------------
@@ -196,9 +200,10 @@ def resolve(
 ) -> None:
     """Settle effects in doubt, or carry out a signed decision, once.
 
-    With a document: carries it out, and refuses when the thread has moved since. With `--outcome`:
-    shows what is known of one effect, makes the decision, signs it with your key and carries it
-    out. With neither: goes through everything in doubt, what is urgent first, and asks.
+    With a document: shows it, asks (unless `--yes`), carries it out, and refuses when the thread
+    has moved since. With `--outcome`: shows what is known of one effect, makes the decision, signs
+    it with your key and carries it out. With neither: goes through everything in doubt, what is
+    urgent first, and asks. Where nobody can be asked, say `--yes`: else exit code 13.
     """
     word = _Word(outcome, result, evidence, reason, signing_key, yes)
     with refusing(as_json=as_json):
@@ -214,7 +219,7 @@ def resolve(
         **more,
     ) as saver:
         if document is not None:
-            done = saver.resolve(_read(document))
+            done = _carried_out_as_read(saver, document, yes=yes)
             if as_json:
                 show(asdict(done))
             else:
@@ -290,6 +295,42 @@ def _read(document: Path) -> str:
         raise Misuse(field="document", reason=f"{document} is no text") from None
 
 
+def _carried_out_as_read(saver: Any, document: Path, *, yes: bool) -> Done:
+    """Shows what somebody has signed, asks, and carries it out."""
+    signed = SignedDecision.parse(_read(document))
+    saver.core.ports.reviewers.check(signed)  # nobody is shown what nobody vouches for
+    explain(signed.decision)
+    if not yes:
+        if str(document) == "-":
+            raise Misuse(field="--yes", reason="is needed when standard input is the document")
+        with _answered("--yes", "is needed when nobody can be asked: stdin is no terminal"):
+            _agree(f"Carry it out, as {signed.key_id!r} has signed it?")
+    done: Done = saver.resolve(signed)
+    return done
+
+
+class _Declined(typer.Abort):
+    """A person has said no, which is not the same as nobody being there."""
+
+
+def _agree(question: str) -> None:
+    if not typer.confirm(one_line(question), err=True):
+        raise _Declined
+
+
+@contextmanager
+def _answered(name: str, reason: str) -> Iterator[None]:
+    """Turns questions that nobody was there to answer into what has to be said instead."""
+    try:
+        yield
+    except _Declined:
+        raise
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise Misuse(field=name, reason=reason) from None
+
+
 def _chosen(saver: Any, thread: str | None, slot: str | None) -> InDoubt:
     """The one doubt that is meant."""
     if slot is not None and len(slot) < _SHORTEST_SLOT:
@@ -310,7 +351,8 @@ def _chosen(saver: Any, thread: str | None, slot: str | None) -> InDoubt:
 
 def _settle_one(saver: Any, item: InDoubt, word: _Word, *, as_json: bool) -> None:
     typer.echo(shown_doubt(item), err=True)
-    done, signed = _carried_out(saver, item, word, str(word.outcome), str(word.reason))
+    with _answered("--yes", "is needed when nobody can be asked: stdin is no terminal"):
+        done, signed = _carried_out(saver, item, word, str(word.outcome), str(word.reason))
     if as_json:
         show(
             {
@@ -336,7 +378,7 @@ def _carried_out(
     decision = saver.propose(item.thread, "approve", reason=reason, **choices)
     explain(decision)
     if not word.yes:
-        typer.confirm(f"Sign as {key.key_id!r} and carry it out?", abort=True, err=True)
+        _agree(f"Sign as {key.key_id!r} and carry it out?")
     signed = key.sign(decision)
     return saver.resolve(signed), signed
 
@@ -359,17 +401,11 @@ def _walk(saver: Any, thread: str | None, word: _Word) -> None:
         return
     course = _Course()
     try:
-        for number, item in enumerate(queue, 1):
-            typer.echo(f"\n{number} of {len(queue)}\n{shown_doubt(item)}")
-            if not _asked(saver, item, word, course):
-                break
-    except typer.Abort:
-        if not sys.stdin.isatty():
-            raise Misuse(
-                field="--outcome",
-                reason="is needed where nobody answers (with --thread, --slot, --reason, --yes)",
-            ) from None
-        raise
+        with _answered("standard input", _NOBODY):
+            for number, item in enumerate(queue, 1):
+                typer.echo(f"\n{number} of {len(queue)}\n{shown_doubt(item)}")
+                if not _asked(saver, item, word, course):
+                    break
     finally:
         left = len(queue) - course.settled - len(course.failed)
         typer.echo(f"\n{course.settled} settled, {len(course.failed)} failed, {left} left")
