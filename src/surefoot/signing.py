@@ -199,6 +199,8 @@ class Reviewers:
     def from_file(cls, path: str | os.PathLike[str]) -> Reviewers:
         """Public keys from a file: a JSON object of id and 64 hex digits.
 
+        The document that ``surefoot keys operator --json`` prints will do as well.
+
         Raises:
             Misconfigured: It cannot be read or is malformed.
         """
@@ -221,9 +223,16 @@ class Reviewers:
             found = json.loads(text)
         except (ValueError, RecursionError):
             found = None
+        if isinstance(found, dict) and isinstance(found.get("reviewers"), dict):
+            found = found["reviewers"]  # as `surefoot keys operator --json` prints it
         if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
             raise Misconfigured(field=where, reason='must hold {"id": "64 hex digits", …}')
         return cls(found)
+
+    def public_of(self, key_id: str) -> str | None:
+        """The public key of that id, 64 hex digits; None when it is not known."""
+        raw = self._keys.get(key_id)
+        return None if raw is None else raw.hex()
 
     def check(self, signed: SignedDecision) -> None:
         """Checks who signed.

@@ -12,8 +12,10 @@ from tests.unit.test_cli_orders import desk as desk  # noqa: PLC0414 - a fixture
 from surefoot import EffectCall, SurefootSaver, effect
 from surefoot.cli.showing import one_line, plain
 from surefoot.errors import EffectInDoubt
+from surefoot.keys import ENV_KEYS
 from surefoot.rules.decisions import SignedDecision
 from surefoot.rules.envelope import Kind
+from surefoot.signing import ENV_REVIEWERS, SigningKey
 
 pytestmark = pytest.mark.optimized
 sent: list[str] = []
@@ -268,6 +270,40 @@ def test_resolve_walks_the_queue(doubtful: Desk) -> None:
     assert (paid.decision.outcome, paid.decision.evidence) == ("succeeded", "statement 12")
     assert (mailed.decision.outcome, mailed.decision.reason) == ("absent", "asked the postmaster")
     assert "nothing is in doubt" in walked(doubtful, "").stdout
+
+
+def test_a_person_who_may_not_decide_is_told_before_the_first_question(
+    doubtful: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    public = doubtful.folder / "public.json"
+    other = doubtful.folder / "other.json"
+    public.write_text(doubtful.good("keys", "operator", "alice", str(other), "--json"))
+    for command in (
+        ["resolve", "--signing-key", str(other)],
+        ["restore", "inv-771", "--signing-key", str(other), "--reason", "x"],
+        ["adopt", "inv-771", "--signing-key", str(other), "--reason", "x"],
+    ):
+        result = doubtful.run(*doubtful.on(command[0], *command[1:]), stdin="k\nq\n")
+        assert result.exit_code == 13, result.output
+        assert "nobody known as 'alice' may decide here: put the public key into" in result.stderr
+        assert '{"alice": "<64 hex>"}' in result.stderr
+        assert ENV_REVIEWERS in result.stderr
+        assert ENV_KEYS not in result.stderr
+        assert "What happened" not in result.stdout
+    decided = "a\ny\nq\n"
+    said = ("--evidence", "none", "--reason", "x", "--reviewers", str(public))
+    result = doubtful.run(
+        *doubtful.on("resolve", "--signing-key", str(other), *said), stdin=decided
+    )
+    assert result.exit_code == 0, result.output
+    (signed,) = decisions(doubtful)
+    assert signed.key_id == "alice", "the document that keys operator printed will do"
+    monkeypatch.setenv(
+        ENV_REVIEWERS, json.dumps({"alice": SigningKey.from_file(doubtful.signing).public()})
+    )
+    result = doubtful.run(*doubtful.on("resolve", "--signing-key", str(other)), stdin=decided)
+    assert result.exit_code == 13
+    assert "'alice' is known by another key" in result.stderr
 
 
 def test_resolve_skips_and_stops(doubtful: Desk) -> None:

@@ -27,11 +27,20 @@ from surefoot.cli.asking import (
     show,
     warn_of_no_threads,
 )
-from surefoot.errors import Misuse, SurefootError
+from surefoot.errors import Misconfigured, Misuse, SurefootError
 from surefoot.rules.decisions import Decision
-from surefoot.signing import SigningKey
+from surefoot.signing import ENV_REVIEWERS, SigningKey
 
-__all__ = ["Key", "ReviewersOption", "adopt", "explain", "restore", "result_choice", "review"]
+__all__ = [
+    "Key",
+    "ReviewersOption",
+    "adopt",
+    "explain",
+    "require_reviewer",
+    "restore",
+    "result_choice",
+    "review",
+]
 
 #: 31 days, less the 5 minutes that a decision holds before it was made.
 _MAX_MINUTES = 31 * 24 * 60 - 5
@@ -128,6 +137,25 @@ def review(
     explain(decision)
     where = "FILE" if out is None else str(out)
     typer.echo(f"\nCarry it out: surefoot resolve CONN {where} --highwater …", err=True)
+
+
+def require_reviewer(saver: Any, key: SigningKey, *, where: str = ENV_REVIEWERS) -> None:
+    """Refuses a key whose decisions would not be carried out, before anybody is asked anything.
+
+    Raises:
+        Misconfigured: Its public half is not among the reviewers.
+    """
+    known = saver.core.ports.reviewers.public_of(key.key_id)
+    if known == key.public():
+        return
+    put = (
+        f'put the public key into {where} ({{"{key.key_id}": "<64 hex>"}}; '
+        "`surefoot keys operator` printed it)"
+    )
+    who = f"nobody known as {key.key_id!r} may decide here: "
+    if known is not None:
+        who = f"{key.key_id!r} is known by another key than the one that was given: "
+    raise Misconfigured(field="reviewers", reason=who + put)
 
 
 def _life(minutes: int) -> timedelta:
@@ -232,11 +260,13 @@ def restore(
         encrypted=encrypted,
         as_json=as_json,
     ) as saver:
+        key = SigningKey.from_file(signing_key)
+        require_reviewer(saver, key)
         chosen = _chosen(thread, every=every)
         if chosen is None:
             reports = _looked_at(saver, tenant)
             chosen = [r.thread for r in reports if not r.ok and r.state != "unwitnessed"]
-        order = _Order("restore", reason, choices, SigningKey.from_file(signing_key), every)
+        order = _Order("restore", reason, choices, key, every)
         _carry_out(saver, chosen, order, yes=yes, as_json=as_json)
 
 
@@ -274,12 +304,14 @@ def adopt(
         encrypted=encrypted,
         as_json=as_json,
     ) as saver:
+        key = SigningKey.from_file(signing_key)
+        require_reviewer(saver, key)
         saver.setup()  # a new high-water store has no table yet
         chosen = _chosen(thread, every=every)
         if chosen is None:
             reports = _looked_at(saver, tenant)
             chosen = [r.thread for r in reports if not r.ok and r.state == "unwitnessed"]
-        order = _Order("adopt", reason, choices, SigningKey.from_file(signing_key), every)
+        order = _Order("adopt", reason, choices, key, every)
         _carry_out(saver, chosen, order, yes=yes, as_json=as_json)
 
 

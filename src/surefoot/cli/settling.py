@@ -27,13 +27,13 @@ from surefoot.cli.asking import (
     refusing,
     show,
 )
-from surefoot.cli.orders import ReviewersOption, explain, result_choice
+from surefoot.cli.orders import ReviewersOption, explain, require_reviewer, result_choice
 from surefoot.cli.showing import doubt_document, doubts_table, one_line, records_table, shown_doubt
 from surefoot.errors import Misuse, SurefootError
 from surefoot.flows.doubts import InDoubt
 from surefoot.flows.orders import Done
 from surefoot.rules.decisions import SignedDecision
-from surefoot.signing import Reviewers, SigningKey
+from surefoot.signing import ENV_REVIEWERS, Reviewers, SigningKey
 
 __all__ = ["effects", "resolve"]
 
@@ -224,7 +224,9 @@ def resolve(
                 show(asdict(done))
             else:
                 typer.echo(f"{done.action}: thread {done.thread!r} {done.text}")
-        elif mode == "one":
+            return
+        require_reviewer(saver, word.key(), where=f"{ENV_REVIEWERS} or --reviewers FILE")
+        if mode == "one":
             _settle_one(saver, _chosen(saver, thread, slot), word, as_json=as_json)
         else:
             _walk(saver, thread, word)
