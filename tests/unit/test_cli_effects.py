@@ -306,6 +306,15 @@ def test_a_person_who_may_not_decide_is_told_before_the_first_question(
     assert "'alice' is known by another key" in result.stderr
 
 
+def test_a_result_that_is_no_json_is_asked_for_again_at_once(doubtful: Desk) -> None:
+    answers = ["s", "sent", "{'id': 1}", '"sent"', "statement 12", "called the bank", "y", "q"]
+    result = walked(doubtful, "\n".join(answers) + "\n")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count('not JSON; a text needs quotes: "sent"') == 2
+    (signed,) = decisions(doubtful)
+    assert (signed.decision.result, signed.decision.evidence) == ("sent", "statement 12")
+
+
 def test_resolve_skips_and_stops(doubtful: Desk) -> None:
     skipped = walked(doubtful, "k\nq\n")
     assert skipped.exit_code == 0, skipped.output

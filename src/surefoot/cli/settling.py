@@ -426,9 +426,7 @@ def _asked(saver: Any, item: InDoubt, word: _Word, course: _Course) -> bool:
     outcome = _ANSWERS[answer]
     said = _Word(
         outcome,
-        typer.prompt("What the call returns, as JSON (null is nothing)")
-        if outcome == "succeeded"
-        else None,
+        _result() if outcome == "succeeded" else None,
         word.evidence or typer.prompt("On which evidence?"),
         word.reason or typer.prompt("Why?"),
         word.signing_key,
@@ -442,6 +440,18 @@ def _asked(saver: Any, item: InDoubt, word: _Word, course: _Course) -> bool:
         complain(one_line(f"not done: {error}"))
         course.failed.append(error)
     return True
+
+
+def _result() -> str:
+    """What the call returns; asked for again at once when it is no JSON, before the rest is."""
+    while True:
+        text = str(typer.prompt("What the call returns, as JSON (null is nothing)"))
+        try:
+            result_choice(text, "succeeded")
+        except Misuse:
+            typer.echo('not JSON; a text needs quotes: "sent"')
+        else:
+            return text
 
 
 def _answer() -> str:
