@@ -99,7 +99,7 @@ def test_a_timeline_for_people(place: Place) -> None:
     assert "taken over from epoch 1" in text
     assert "step 0 (loop)" in text
     assert " after 0." in next(row for row in rows if "approval.answered" in row)
-    assert "charge at node step 1" in text
+    assert "charge at node, step 1, attempt 1" in text
     assert "SECRET-QUESTION" not in text, "values of the state are not shown"
     assert "4711" not in text
 

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.cells import cell_len
 
 from surefoot.flows.doubts import EffectRecord, InDoubt
 
 __all__ = [
+    "columns",
     "doubt_document",
     "doubts_table",
     "one_line",
+    "place",
     "plain",
     "records_table",
     "shown_doubt",
 ]
 
-_WIDTH = 150
 _LONGEST = 2_000
+#: A position as it is stored: namespace, steps, path of the task, call.
+_POSITION = re.compile(r"(.*) step ([0-9.-]+) task (.*) call (.*)", re.DOTALL)
 #: What helps first, by class of the receiver.
 _FIRST = {
     "K": "running the thread again sends it with the same key, and settles it",
@@ -37,6 +38,33 @@ _FIRST = {
 def one_line(text: str) -> str:
     """Text that moves no cursor and hides nothing: what is not printable is escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def place(position: str, effect: str) -> str:
+    """A stored position as people say it; a call that is the first of its task is not counted."""
+    found = _POSITION.fullmatch(position)
+    if found is None:
+        return position
+    where, step, task, call = found.groups()
+    if not task:  # a business operation has no place in any graph
+        return f"operation {call!r} of effect {effect!r}"
+    return f"{where}, step {step}" + ("" if call == "0" else f", call {call}")
+
+
+def columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """One line for each row, two spaces between its cells; no cell is torn or cut off.
+
+    A terminal that is too narrow wraps the lines itself: what is copied from it, or read by
+    another program, stays whole.
+    """
+    cells = [[one_line(cell) for cell in row] for row in (names, *rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+        for row in cells
+    )
 
 
 def plain(value: Any) -> Any:
@@ -64,23 +92,21 @@ def doubt_document(item: InDoubt | EffectRecord) -> dict[str, Any]:
 
 def doubts_table(items: Sequence[InDoubt]) -> str:
     """The queue as a table."""
-    table = Table("risk", "age", "effect", "state", "thread", "key", "slot", box=None)
+    rows = []
     for item in items:
         risk = f"{item.risk}, OVERDUE" if item.overdue else item.risk
         age = "?" if item.opened_at is None else _span(item.age_s)
         name = f"{item.effect} ({item.receiver})" if item.effect else "?"
-        cells = (risk, age, name, item.state, repr(item.thread), item.key, item.slot[:16])
-        table.add_row(*(Text(one_line(cell), overflow="fold") for cell in cells))
-    return _rendered(table)
+        rows.append((risk, age, name, item.state, repr(item.thread), item.key, item.slot[:16]))
+    return columns(("risk", "age", "effect", "state", "thread", "key", "slot"), rows)
 
 
 def records_table(thread: str, records: Sequence[EffectRecord]) -> str:
     """The history of a thread's effects as a table, newest first."""
     if not records:
         return f"thread {thread!r} has no effects"
-    table = Table("record", "when", "effect", "state", "attempt", "by", "why", "slot", box=None)
-    for one in records:
-        cells = (
+    rows = [
+        (
             str(one.seq),
             f"{one.at:%Y-%m-%d %H:%M:%S}",
             f"{one.effect} ({one.receiver})",
@@ -90,8 +116,10 @@ def records_table(thread: str, records: Sequence[EffectRecord]) -> str:
             one.error or "",
             one.slot[:16],
         )
-        table.add_row(*(Text(one_line(cell), overflow="fold") for cell in cells))
-    return _rendered(table)
+        for one in records
+    ]
+    names = ("record", "when", "effect", "state", "attempt", "by", "why", "slot")
+    return columns(names, rows)
 
 
 def shown_doubt(item: InDoubt) -> str:
@@ -147,11 +175,3 @@ def _deadline(item: InDoubt) -> str:
 def _span(seconds: float) -> str:
     """A time span, rounded down to seconds."""
     return str(timedelta(seconds=int(seconds)))
-
-
-def _rendered(table: Table) -> str:
-    """The table as text; wide enough that keys stay whole, also in a pipe."""
-    out = io.StringIO()
-    console = Console(file=out, width=max(Console().width, _WIDTH), color_system=None)
-    console.print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

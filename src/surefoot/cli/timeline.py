@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from surefoot.cli.app import app
 from surefoot.cli.asking import (
@@ -25,6 +22,7 @@ from surefoot.cli.asking import (
     progress_of,
     show,
 )
+from surefoot.cli.showing import columns, one_line, place
 from surefoot.errors import Misuse
 from surefoot.rules.events import OURS, Event
 from surefoot.rules.folding import Approval, ThreadState, fold
@@ -90,7 +88,8 @@ def show_thread(
     if as_json:
         show(_document(thread, tenant, state, shown))
         return
-    _explain(thread, state, shown)
+    named = {e.facts["slot"]: e.facts["effect"] for e in events if "effect" in e.facts}
+    _explain(thread, state, shown, named)
 
 
 # --- as a document -----------------------------------------------------------------------------
@@ -131,26 +130,27 @@ def _plain(value: Any) -> Any:
 # --- for people --------------------------------------------------------------------------------
 
 
-def _explain(thread: str, state: ThreadState, events: Sequence[Event]) -> None:
-    console = Console(highlight=False)
-    console.print(Text(_summary(thread, state)))
-    table = Table(box=None, pad_edge=False)
-    for name in ("seq", "when (UTC)", "epoch", "what", "details"):
-        table.add_column(name, overflow="fold", no_wrap=name != "details")
+def _explain(
+    thread: str, state: ThreadState, events: Sequence[Event], named: Mapping[str, str]
+) -> None:
+    """Prints it; `named` holds the name of every effect of the thread by its slot."""
+    typer.echo(_summary(thread, state))
     answers = {a.answered_us: a for a in state.approvals if a.answered_us}
-    for event in events:
-        table.add_row(
+    rows = [
+        (
             str(event.seq),
             _when(event.at_us),
             str(event.epoch),
-            Text(_safe(event.kind.removeprefix(OURS))),
-            Text(_safe(_details(event, answers.get(event.at_us)))),
+            event.kind.removeprefix(OURS),
+            _details(event, answers.get(event.at_us), named),
         )
-    console.print(table)
+        for event in events
+    ]
+    typer.echo(columns(("seq", "when (UTC)", "epoch", "what", "details"), rows))
 
 
 def _summary(thread: str, state: ThreadState) -> str:
-    parts = [f"thread {_safe(thread)!r}: {state.status}"]
+    parts = [f"thread {one_line(thread)!r}: {state.status}"]
     if state.step is not None:
         parts.append(f"step {state.step}")
     parts.append(f"record {state.seq}, epoch {state.epoch}")
@@ -190,7 +190,7 @@ def _lasted(microseconds: int) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def _details(event: Event, answered: Approval | None) -> str:
+def _details(event: Event, answered: Approval | None, named: Mapping[str, str]) -> str:
     facts = event.facts
     if not event.kind.startswith(OURS):
         version = "" if event.schema == 1 else f" (schema {event.schema})"
@@ -198,6 +198,10 @@ def _details(event: Event, answered: Approval | None) -> str:
     name = event.kind.removeprefix(OURS)
     if name.startswith("effect."):
         return _effect(event)
+    if name == "read.recorded":
+        return f"{facts['effect']}, read at {place(facts['position'], facts['effect'])}"
+    if name == "decision.carried_out":
+        return _decision(facts, named)
     if name == "checkpoint.saved":
         again = ", put again" if facts["again"] else ""
         where = f" in {facts['namespace']}" if facts["namespace"] else ""
@@ -226,8 +230,12 @@ def _epoch(facts: Any) -> str:
 
 def _effect(event: Event) -> str:
     facts = event.facts
-    parts = [f"{facts['effect']} at {facts['position']}", f"attempt {facts['attempt']}"]
-    if event.kind.endswith((".reconciled", ".decided")):
+    where = place(facts["position"], facts["effect"])
+    parts = [f"{facts['effect']} at {where}", f"attempt {facts['attempt']}"]
+    if event.kind.endswith(".asked"):
+        why = f" ({facts['why']})" if facts.get("why") else ""
+        parts.append(f"asked: {facts['answer']}{why}")
+    elif event.kind.endswith((".reconciled", ".decided")):
         parts.append(f"{facts['state']} by {facts['source']} ({facts['rule']})")
     elif facts["error"]:
         parts.append(f"{facts['error']} ({facts['rule']})")
@@ -237,13 +245,25 @@ def _effect(event: Event) -> str:
     return ", ".join(parts)
 
 
+def _decision(facts: Any, named: Mapping[str, str]) -> str:
+    """What was decided about what, by whom, why and on which evidence; `--json` has the rest."""
+    text = str(facts["action"])
+    if facts.get("outcome"):
+        text += f": {facts['outcome']}"
+    if facts.get("slot"):
+        known = named.get(facts["slot"])
+        text += f" of {known or 'the effect of slot ' + facts['slot'][:16]}"
+    if facts.get("to_seq") is not None:
+        text += f" to record {facts['to_seq']}"
+    text += f", by {facts['key_id'] or 'nobody who is named'}"
+    for name in ("reason", "evidence"):
+        if facts.get(name):
+            text += f", {name}: {facts[name]}"
+    return text
+
+
 def _short(value: Any) -> str:
     if value is None:
         return ""
     text = json.dumps(_plain(value), ensure_ascii=True)
     return text if len(text) <= _WIDE else f"{text[:_WIDE]}…"
-
-
-def _safe(text: str) -> str:
-    """Stored text never steers a terminal."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

@@ -552,7 +552,10 @@ def _tell_decision(facts: RecordFacts, before: Before) -> tuple[Event, ...]:
         raise _unknown(OURS + "decision", "it has another layout", seq=facts.seq) from None
     if action not in ACTIONS:
         raise _unknown(OURS + "decision", f"unknown action {action!r}", seq=facts.seq)
-    shown = ("reason", "nonce", "slot", "outcome", "to_seq", "horizon", "not_before", "expires")
+    shown = (
+        *("reason", "nonce", "slot", "outcome", "evidence", "to_seq", "horizon"),
+        *("not_before", "expires"),
+    )
     return (
         _event(
             facts,
