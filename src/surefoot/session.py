@@ -321,6 +321,8 @@ class Session:
         #: Root checkpoints that are not stored yet although a subgraph that runs under them has
         #: stored one of its own (always under "exit", by race under "async"), and where it is.
         self.early_children: dict[str, int] = {}
+        #: Root checkpoint under which each subgraph runs.
+        self.roots: dict[str, str] = {}
 
         #: Root steps up to it were part of a history that was lost (rule E6); None until the
         #: chain has been looked at.
@@ -601,15 +603,23 @@ class Session:
             )
         )
 
-    def forget_below(self, seq: int) -> None:
+    def forget_below(self, seq: int, root: str) -> None:
         """Drops what is known about checkpoints below a seq, so that long runs stay small.
 
-        Namespaces without a task id live on between steps; of them the latest is kept.
+        Namespaces without a task id live on between steps; of them the latest is kept. Those of
+        the step under the newest root checkpoint are running, and may have been stored long before
+        it: under ``async`` durability nothing orders the saves of a graph and of its subgraphs.
+
+        Args:
+            seq: Of the root checkpoint before the newest one.
+            root: Id of the newest one.
         """
         gone = [
             place
             for place, known in self.known.items()
-            if known.seq < seq and (":" in place[0] or self.latest.get(place[0]) != place[1])
+            if known.seq < seq
+            and not self._is_running(place[0], root)
+            and (":" in place[0] or self.latest.get(place[0]) != place[1])
         ]
         for place in gone:
             known = self.known.pop(place)
@@ -619,11 +629,17 @@ class Session:
                 del self.branch_heads[head]
             if self.latest.get(place[0]) == place[1]:
                 del self.latest[place[0]]
+                self.roots.pop(place[0], None)
                 self.refs.pop(place[0], None)
                 self.loaded.discard(place[0])
                 self.entries.pop(place[0], None)
                 for key in [k for k in self.lists if k[0] == place[0]]:
                     del self.lists[key]
+
+    def _is_running(self, namespace: str, root: str) -> bool:
+        """True for a subgraph under the newest root checkpoint, or under one that is not stored."""
+        under = self.roots.get(namespace)
+        return under is not None and (under == root or ("", under) not in self.known)
 
     def note_stored(self, digest: bytes, bound: int) -> None:
         """Remembers that a value row is stored, within a bound."""

@@ -10,9 +10,9 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from langgraph.graph import START, StateGraph
-from tests.effects.conftest import Bench
+from tests.effects.conftest import Bench, State
 
-from surefoot import EffectCall, SurefootSaver, Unknown, effect
+from surefoot import EffectCall, ResumePolicy, SurefootSaver, Unknown, effect
 from surefoot.errors import NotStorable
 from surefoot.flows.acquire import effect_of
 from surefoot.flows.views import viewing
@@ -288,3 +288,54 @@ def test_after_a_value_that_cannot_be_stored_no_effect_starts(
     assert stopped == [True]
     assert bench.world.sent == []
     assert graph.get_state(config).next == ("first",)
+
+
+class Lagging(SurefootSaver):
+    """Root checkpoints come late: nothing orders the saves of a graph and of its subgraphs."""
+
+    inner_is_stored: threading.Event
+
+    def put(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
+        """Waits, for a root checkpoint of a later step, until the subgraph's is stored."""
+        namespace = config["configurable"].get("checkpoint_ns", "")
+        if not namespace and metadata["step"] >= 1 and not self.inner_is_stored.wait(30):
+            raise TimeoutError("the subgraph has stored nothing")
+        done = super().put(config, checkpoint, metadata, new_versions)
+        if namespace and metadata["step"] >= 0:
+            self.inner_is_stored.set()
+        return done
+
+
+@pytest.mark.optimized
+def test_a_subgraph_may_be_stored_long_before_the_checkpoints_above_it(either: Bench) -> None:
+    """Two root checkpoints come after it; the effect must not wait for what is there already."""
+    saver = Lagging(
+        either.conn,
+        highwater=either.highwater,
+        keys=either.keys,
+        tenant=either.tenant,
+        policy=ResumePolicy(barrier_timeout_ms=5_000),
+    )
+    saver.inner_is_stored = threading.Event()
+
+    @effect(idempotent=True)
+    def pay(amount: int, *, idempotency_key: str) -> int:
+        return either.world.send(amount, idempotency_key)
+
+    inner = StateGraph(State)
+    inner.add_node("pay", lambda state: {"log": [pay(7)]})
+    inner.add_edge(START, "pay")
+    with saver:
+        saver.setup()
+        graph = StateGraph(State)
+        graph.add_node("first", lambda state: {"log": ["first"]})
+        graph.add_node("second", lambda state: {"log": ["second"]})
+        graph.add_node("inner", inner.compile())
+        graph.add_edge(START, "first")
+        graph.add_edge("first", "second")
+        graph.add_edge("second", "inner")
+        built = graph.compile(checkpointer=saver)
+        built.checkpointer.inner_is_stored = saver.inner_is_stored  # type: ignore[union-attr]
+        done = built.invoke({"n": 1}, either.config(), durability="async")
+    assert done["log"][-1] == 7
+    assert either.world.sent == [7]

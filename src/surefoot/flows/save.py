@@ -334,6 +334,8 @@ def _store(
     writer.riding = {digest for p in pending for digest, _ in p.rows}
     body, refs, leaving = _checkpoint_body(ports, session, serde, writer, save)
     root = _root_of(save)
+    if root is not None:
+        session.roots[save.namespace] = root
     if root is not None and ("", root) not in session.known:
         session.early_children.setdefault(root, session.head.seq + 1)
     own: list[Pending] = []
@@ -687,7 +689,7 @@ def _learn_saved(
     if known.namespace == "" and not again:
         session.ordinals.clear()
         session.origins.clear()
-        session.forget_below(session.last_root_seq)
+        session.forget_below(session.last_root_seq, known.checkpoint_id)
         session.last_root_seq = known.seq
 
 
