@@ -385,8 +385,19 @@ def test_an_effect_in_doubt_is_settled_from_the_command_line(desk: Desk) -> None
     assert forgotten.exit_code == 13
     assert "--result" in forgotten.stderr
     assert "null" in forgotten.stderr
+    for wrong_slot, says in (
+        (doubt.value.slot[:7], "at least 8"),
+        ("0" * 12, "no effect of 'inv-771' has a slot that begins with '000000000000'"),
+    ):
+        missed = desk.run(
+            *desk.on("review", "inv-771", "approve", "--slot", wrong_slot),
+            *("--outcome", "absent", *desk.signed()),
+        )
+        assert missed.exit_code == 13
+        assert says in missed.stderr
+    short = (*desk.on("review", "inv-771", "approve"), "--slot", doubt.value.slot[:16].upper())
     made = desk.run(
-        *(*review, "--outcome", "succeeded", "--result", '"parcel"'),
+        *(*short, "--outcome", "succeeded", "--result", '"parcel"'),
         *desk.signed("it arrived, says the carrier"),
     )
     assert made.exit_code == 0, made.output

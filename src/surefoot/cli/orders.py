@@ -40,10 +40,12 @@ __all__ = [
     "restore",
     "result_choice",
     "review",
+    "slot_prefix",
 ]
 
 #: 31 days, less the 5 minutes that a decision holds before it was made.
 _MAX_MINUTES = 31 * 24 * 60 - 5
+_SHORTEST_SLOT = 8
 
 Thread = Annotated[str, typer.Argument(help="Id of the thread.")]
 Key = Annotated[
@@ -83,7 +85,9 @@ def review(
     to: ToSeq = None,
     horizon: Horizon = None,
     trust_key: TrustKey = None,
-    slot: Annotated[str | None, typer.Option(help="approve: slot of the effect.")] = None,
+    slot: Annotated[
+        str | None, typer.Option(help="approve: slot of the effect, or how it begins.")
+    ] = None,
     outcome: Annotated[
         str | None,
         typer.Option(help="approve: succeeded, absent, abandoned or compensated."),
@@ -121,6 +125,8 @@ def review(
         choices = {k: v for k, v in choices.items() if v is not None} | result_choice(
             result, outcome
         )
+        if action == "approve" and slot is not None:
+            choices["slot"] = _whole_slot(saver, thread, slot)
         key = SigningKey.from_file(signing_key)
         decision = saver.propose(
             thread,
@@ -156,6 +162,29 @@ def require_reviewer(saver: Any, key: SigningKey, *, where: str = ENV_REVIEWERS)
     if known is not None:
         who = f"{key.key_id!r} is known by another key than the one that was given: "
     raise Misconfigured(field="reviewers", reason=who + put)
+
+
+def slot_prefix(slot: str) -> str:
+    """How a slot begins, as listings print it; enough of it that nobody hits one by chance.
+
+    Raises:
+        Misuse: It is too short.
+    """
+    if len(slot) < _SHORTEST_SLOT:
+        raise Misuse(field="--slot", reason=f"has at least {_SHORTEST_SLOT} characters")
+    return slot.lower()
+
+
+def _whole_slot(saver: Any, thread: str, slot: str) -> str:
+    """The slot of the one effect of the thread that is meant."""
+    begins = slot_prefix(slot)
+    found = [r for r in saver.effects(thread) if r.newest and r.slot.startswith(begins)]
+    if len(found) != 1:
+        many = f"{len(found)} effects" if found else "no effect"
+        have = "have a slot that begins" if found else "has a slot that begins"
+        more = "; say more of it" if found else ""
+        raise Misuse(field="--slot", reason=f"{many} of {thread!r} {have} with {slot!r}{more}")
+    return str(found[0].slot)
 
 
 def _life(minutes: int) -> timedelta:

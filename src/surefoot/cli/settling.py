@@ -27,7 +27,13 @@ from surefoot.cli.asking import (
     refusing,
     show,
 )
-from surefoot.cli.orders import ReviewersOption, explain, require_reviewer, result_choice
+from surefoot.cli.orders import (
+    ReviewersOption,
+    explain,
+    require_reviewer,
+    result_choice,
+    slot_prefix,
+)
 from surefoot.cli.showing import doubt_document, doubts_table, one_line, records_table, shown_doubt
 from surefoot.errors import Misuse, SurefootError
 from surefoot.flows.doubts import InDoubt
@@ -61,7 +67,6 @@ _WORDS = {
     "quit": "q",
 }
 _LETTERS = (*_ANSWERS, "k", "q")
-_SHORTEST_SLOT = 8
 _NOBODY = "is no terminal; name the decision: --thread … --slot … --outcome … --reason … --yes"
 
 
@@ -335,11 +340,8 @@ def _answered(name: str, reason: str) -> Iterator[None]:
 
 def _chosen(saver: Any, thread: str | None, slot: str | None) -> InDoubt:
     """The one doubt that is meant."""
-    if slot is not None and len(slot) < _SHORTEST_SLOT:
-        raise Misuse(field="--slot", reason=f"has at least {_SHORTEST_SLOT} characters")
-    found = [
-        item for item in saver.in_doubt(thread=thread) if item.slot.startswith((slot or "").lower())
-    ]
+    begins = "" if slot is None else slot_prefix(slot)
+    found = [item for item in saver.in_doubt(thread=thread) if item.slot.startswith(begins)]
     if len(found) != 1:
         which = "" if slot is None else f" whose slot begins with {slot!r}"
         many = "nothing is" if not found else f"{len(found)} effects are"
