@@ -226,6 +226,40 @@ def test_resolve_by_slot(doubtful: Desk) -> None:
     assert settled(doubtful, "abandoned", "--yes").exit_code == 13, "it is settled"
 
 
+def test_what_was_abandoned_is_decided_anew_by_a_review(doubtful: Desk) -> None:
+    (slot,) = (item.slot for item in in_doubt(doubtful) if item.thread == "inv-771")
+    assert settled(doubtful, "abandoned", "--yes").exit_code == 0
+    for more in ([], ["--slot", slot[:16]]):
+        again = settled(doubtful, "absent", *more, "--yes")
+        assert again.exit_code == 13
+        assert "nothing of the thread is open" in again.stderr
+        assert f"'pay' (slot {slot[:16]}) was abandoned: `surefoot review CONN" in again.stderr
+    other = "0" * 8 if not slot.startswith("0" * 8) else "f" * 8
+    elsewhere = settled(doubtful, "absent", "--slot", other, "--yes")
+    assert "abandoned" not in elsewhere.stderr
+    paper = doubtful.good(
+        *doubtful.on("review", "inv-771", "approve", "--slot", slot[:16]),
+        *("--outcome", "absent", *doubtful.signed("the bank has no such payment")),
+    )
+    doubtful.good(*doubtful.on("resolve", "-", "--yes"), stdin=paper)
+    assert run(doubtful, paying, "inv-771") == {"n": len("paid again")}
+
+
+def test_a_review_of_what_has_succeeded_is_refused_before_it_is_signed(doubtful: Desk) -> None:
+    (slot,) = (item.slot for item in in_doubt(doubtful) if item.thread == "inv-771")
+    done = settled(doubtful, "succeeded", "--result", "null", "--yes")
+    assert done.exit_code == 0, done.output
+    paper = doubtful.folder / "late.json"
+    late = doubtful.run(
+        *doubtful.on("review", "inv-771", "approve", "--slot", slot, "--out", str(paper)),
+        *("--outcome", "absent", *doubtful.signed()),
+    )
+    assert late.exit_code == 13
+    assert "'pay' has succeeded: there is nothing to settle" in late.stderr
+    assert late.stdout == ""
+    assert not paper.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "about"),
     [

@@ -176,7 +176,11 @@ def slot_prefix(slot: str) -> str:
 
 
 def _whole_slot(saver: Any, thread: str, slot: str) -> str:
-    """The slot of the one effect of the thread that is meant."""
+    """The slot of the one effect of the thread that is meant.
+
+    Raises:
+        Misuse: No effect or several begin like this, or the effect has succeeded.
+    """
     begins = slot_prefix(slot)
     found = [r for r in saver.effects(thread) if r.newest and r.slot.startswith(begins)]
     if len(found) != 1:
@@ -184,7 +188,12 @@ def _whole_slot(saver: Any, thread: str, slot: str) -> str:
         have = "have a slot that begins" if found else "has a slot that begins"
         more = "; say more of it" if found else ""
         raise Misuse(field="--slot", reason=f"{many} of {thread!r} {have} with {slot!r}{more}")
-    return str(found[0].slot)
+    (one,) = found
+    if one.state == "succeeded":  # the order would be refused by whoever carries it out
+        raise Misuse(
+            field="--slot", reason=f"{one.effect!r} has succeeded: there is nothing to settle"
+        )
+    return str(one.slot)
 
 
 def _life(minutes: int) -> timedelta:

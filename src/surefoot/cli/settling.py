@@ -342,6 +342,8 @@ def _chosen(saver: Any, thread: str | None, slot: str | None) -> InDoubt:
     """The one doubt that is meant."""
     begins = "" if slot is None else slot_prefix(slot)
     found = [item for item in saver.in_doubt(thread=thread) if item.slot.startswith(begins)]
+    if not found and thread is not None:
+        _refuse_given_up(saver, thread, begins)
     if len(found) != 1:
         which = "" if slot is None else f" whose slot begins with {slot!r}"
         many = "nothing is" if not found else f"{len(found)} effects are"
@@ -351,6 +353,23 @@ def _chosen(saver: Any, thread: str | None, slot: str | None) -> InDoubt:
     if item.state in _NOT_SETTLEABLE:
         raise Misuse(field="--slot", reason=f"is {item.state}: {_NOT_SETTLEABLE[item.state]}")
     return item
+
+
+def _refuse_given_up(saver: Any, thread: str, begins: str) -> None:
+    """An effect that was abandoned is open no more, but may be decided about anew."""
+    given_up = [
+        f"{one.effect!r} (slot {one.slot[:16]}) was abandoned"
+        for one in saver.effects(thread)
+        if one.newest and one.state == "abandoned" and one.slot.startswith(begins)
+    ]
+    if given_up:
+        raise Misuse(
+            field="--thread",
+            reason=(
+                f"nothing of the thread is open; {', '.join(given_up)}: `surefoot review CONN "
+                "THREAD approve --slot … --outcome …` decides anew"
+            ),
+        )
 
 
 def _settle_one(saver: Any, item: InDoubt, word: _Word, *, as_json: bool) -> None:
