@@ -21,6 +21,7 @@ from surefoot import Keyring, SurefootSaver, effect
 from surefoot.cli import app
 from surefoot.cli.asking import facts_of
 from surefoot.errors import EffectInDoubt
+from surefoot.flows.acquire import held
 from surefoot.keys import ENV_KEYS
 from surefoot.signing import ENV_REVIEWERS
 
@@ -118,7 +119,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
 def test_verify_says_that_all_is_well(desk: Desk) -> None:
     desk.work()
     said = desk.good(*desk.on("verify", "--deep"))
-    assert re.search(r"1 threads, \d+ records, \d+ values looked at; all of them verify", said)
+    assert re.search(r"1 thread, \d+ records, \d+ values looked at; all of them verify", said)
     found = json.loads(desk.good(*desk.on("verify", "inv-771", "--json")))
     assert found["ok"] is True
     assert found["threads"] == 1
@@ -139,6 +140,7 @@ def test_verify_names_what_is_wrong_and_what_can_be_gone_back_to(desk: Desk) -> 
     (broken,) = found["broken"]
     assert broken["problems"][0]["code"] == "ROLLBACK"
     assert broken["last_good"] < broken["seq"]
+    assert "; 1 thread does not verify\n" in result.stdout
 
 
 def test_verify_of_a_store_that_is_not_there_is_no_success(desk: Desk) -> None:
@@ -158,6 +160,17 @@ def test_verify_of_a_thread_that_nobody_knows_is_no_success(desk: Desk) -> None:
     with desk.open() as saver:
         saver.delete_thread("inv-771")
     assert "all of them verify" in desk.good(*desk.on("verify", "inv-771")), "its mark is there"
+
+
+def test_verify_of_a_thread_that_has_a_mark_and_no_record_is_no_success(desk: Desk) -> None:
+    desk.work()
+    with desk.open() as saver, held(saver.core.ports, "inv-77l"):
+        pass
+    result = desk.run(*desk.on("verify", "inv-77l"))
+    assert result.exit_code == 13, result.output
+    assert "no record of thread 'inv-77l' of tenant 'default' is stored" in result.stderr
+    assert result.stdout == ""
+    assert desk.good(*desk.on("verify")).startswith("2 threads, "), "it stands among the others"
 
 
 def test_verify_of_a_tenant_without_threads_says_so(desk: Desk) -> None:
@@ -277,7 +290,7 @@ def test_restore_asks_and_then_goes_back(desk: Desk) -> None:
     arguments = ["--signing-key", str(desk.signing), "--reason", "failover of the 29th"]
     refused = desk.run(*desk.on("restore", "inv-771", *arguments), stdin="n\n")
     assert refused.exit_code == 1
-    assert "records are given up" in refused.stderr
+    assert "; 1 record is given up" in refused.stderr
     assert desk.run(*desk.on("verify")).exit_code == 10, "nothing was done"
     said = desk.good(*desk.on("restore", "inv-771", *arguments), stdin="y\n")
     assert "went back to record" in said
@@ -544,7 +557,7 @@ def test_a_key_is_made_turned_and_retired(desk: Desk) -> None:
     said = desk.good("keys", "rotate", "second")
     assert "'second' seals from now on" in said
     said = desk.good("keys", "retire", "first", desk.conn, "--highwater", desk.marks)
-    assert "1 threads written" in said
+    assert "1 thread written" in said
     assert Keyring.from_file(desk.keys).states() == {"first": "retired", "second": "primary"}
     desk.good(*desk.on("verify", "--deep"))
     secret = json.loads(desk.keys.read_text())["keys"][0]["secret"]
@@ -569,7 +582,7 @@ def test_a_held_thread_keeps_its_key_from_being_retired(desk: Desk) -> None:
         desk.good("keys", "rotate", "second")
         result = desk.run(*retire)
         assert result.exit_code == 11, result.output
-        assert "1 threads written, 0 need nothing, 1 are held:\n  'held'" in result.stdout
+        assert "1 thread written, 0 need nothing, 1 is held:\n  'held'" in result.stdout
         assert Keyring.from_file(desk.keys).states()["first"] == "enabled"
         assert [*run][-1] == {"n1": {"n": 2}}
     found = json.loads(desk.good(*retire, "--json"))
@@ -676,7 +689,7 @@ def test_threads_that_refuse_do_not_keep_a_key_for_good(desk: Desk) -> None:
     command = turned(desk)
     result = desk.run(*command)
     assert result.exit_code == 10, result.exception
-    assert "1 threads written, 0 need nothing, 1 refuse:" in result.stdout
+    assert "1 thread written, 0 need nothing, 1 refuses:" in result.stdout
     assert "--give-up" in result.stdout
     assert "'a-lossy': [ROLLBACK]" in result.stderr
     assert Keyring.from_file(desk.keys).states()["first"] == "enabled"

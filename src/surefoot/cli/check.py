@@ -21,6 +21,7 @@ from surefoot.cli.asking import (
     show,
     warn_of_no_threads,
 )
+from surefoot.cli.showing import counted
 from surefoot.errors import Misuse
 
 __all__ = ["verify"]
@@ -46,7 +47,8 @@ def verify(
 
     Takes no lease and raises no alarm beside live workers. Exit code 10 when something does
     not verify; the report then names the last record that a restore could go back to. Exit
-    code 13 for a thread that neither store knows: nothing was looked at.
+    code 13 for a thread that neither store knows, or that has a mark and no record at all:
+    nothing was looked at.
     """
     checked, records, values = 0, 0, 0
     broken: list[Any] = []
@@ -63,14 +65,8 @@ def verify(
         total = 1 if thread is not None else sum(1 for _ in saver.threads())
         with progress_of("verifying threads", quiet=as_json) as tell:
             for report in saver.verify(thread, deep=deep):
-                if thread is not None and report.state == "unwitnessed" and report.ok:
-                    raise Misuse(
-                        field="THREAD",
-                        reason=(
-                            f"neither store knows a thread {thread!r} of tenant {tenant!r}; "
-                            "nothing was looked at"
-                        ),
-                    )
+                if thread is not None:
+                    _require_something(report, tenant)
                 checked += 1
                 records += sum(report.records.values())
                 values += report.values
@@ -103,15 +99,29 @@ def verify(
         raise typer.Exit(EXIT_REFUSED)
 
 
+def _require_something(report: Any, tenant: str) -> None:
+    """Whoever mistypes a thread must not take the silence for good news.
+
+    A mark alone is no better news: a worker that dies before its first record is stored leaves one.
+    """
+    if not report.ok or report.records or report.state not in ("unwitnessed", "admitted"):
+        return
+    named = f"thread {report.thread!r} of tenant {tenant!r}"
+    reason = f"neither store knows a {named}; nothing was looked at"
+    if report.state == "admitted":
+        reason = f"no record of {named} is stored, only a mark of it; nothing was looked at"
+    raise Misuse(field="THREAD", reason=reason)
+
+
 def _explain(document: dict[str, Any], broken: list[Any]) -> None:
     if not document["threads"]:
         typer.echo(f"0 threads of tenant {document['tenant']!r}")
         return
-    depth = f", {document['values']} values" if document["deep"] else ""
-    typer.echo(
-        f"{document['threads']} threads, {document['records']} records{depth} looked at; "
-        + ("all of them verify" if not broken else f"{len(broken)} threads do not verify")
-    )
+    looked = [counted(document["threads"], "thread"), counted(document["records"], "record")]
+    if document["deep"]:
+        looked.append(counted(document["values"], "value"))
+    do_not = f"{counted(len(broken), 'thread')} {'does' if len(broken) == 1 else 'do'} not verify"
+    typer.echo(f"{', '.join(looked)} looked at; {do_not if broken else 'all of them verify'}")
     for report in broken:
         typer.echo(f"\nthread {report.thread!r} ({report.state}, head {report.seq})")
         for problem in report.problems:

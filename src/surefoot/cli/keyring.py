@@ -27,6 +27,7 @@ from surefoot.cli.asking import (
     show,
     warn_of_no_threads,
 )
+from surefoot.cli.showing import counted
 from surefoot.errors import (
     Busy,
     KeyMissing,
@@ -254,9 +255,11 @@ class _Limits:
 
 
 def _explain(limits: _Limits, key_id: str, *, retired: bool) -> None:
-    parts = [f"{limits.done} threads written, {limits.skipped} need nothing"]
-    parts += [f"{len(limits.busy)} are held"] * bool(limits.busy)
-    parts += [f"{len(limits.refused)} refuse"] * bool(limits.refused)
+    needs = "needs" if limits.skipped == 1 else "need"
+    parts = [f"{counted(limits.done, 'thread')} written, {limits.skipped} {needs} nothing"]
+    busy, refused = len(limits.busy), len(limits.refused)
+    parts += [f"{busy} {'is' if busy == 1 else 'are'} held"] * bool(busy)
+    parts += [f"{refused} {'refuses' if refused == 1 else 'refuse'}"] * bool(refused)
     parts += [f"{len(limits.failed)} failed"] * bool(limits.failed)
     typer.echo(", ".join(parts) + (":" if len(parts) > 1 else "."))
     for thread in limits.busy:

@@ -27,6 +27,7 @@ from surefoot.cli.asking import (
     show,
     warn_of_no_threads,
 )
+from surefoot.cli.showing import counted
 from surefoot.errors import Misconfigured, Misuse, SurefootError
 from surefoot.rules.decisions import Decision
 from surefoot.signing import ENV_REVIEWERS, SigningKey
@@ -242,7 +243,8 @@ def explain(decision: Decision) -> None:
     ]
     if decision.to_seq is not None:
         lost = decision.head_seq - decision.to_seq
-        said.append(f"  go back to record {decision.to_seq}; {lost} records are given up")
+        given_up = f"{counted(lost, 'record')} {'is' if lost == 1 else 'are'}"
+        said.append(f"  go back to record {decision.to_seq}; {given_up} given up")
     if decision.horizon is not None:
         said.append(
             f"  effects up to step {decision.horizon} are looked up or asked about before they "

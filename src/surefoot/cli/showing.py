@@ -15,6 +15,7 @@ from surefoot.flows.doubts import EffectRecord, InDoubt
 
 __all__ = [
     "columns",
+    "counted",
     "doubt_document",
     "doubts_table",
     "one_line",
@@ -65,6 +66,11 @@ def columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         ).rstrip()
         for row in cells
     )
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words: ``1 thread``, ``2 threads``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def plain(value: Any) -> Any:
