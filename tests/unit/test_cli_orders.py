@@ -284,6 +284,16 @@ def test_a_decision_on_file_is_for_its_owner_only(desk: Desk) -> None:
 # --- restore, review, resolve -------------------------------------------------------------------
 
 
+def test_a_decision_for_a_dash_goes_to_standard_output(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.work()
+    monkeypatch.chdir(desk.folder)
+    said = desk.good(*desk.on("review", "inv-771", "abort", "--out", "-"), *desk.signed())
+    assert json.loads(said)["decision"]["action"] == "abort"
+    assert not (desk.folder / "-").exists()
+
+
 def test_restore_asks_and_then_goes_back(desk: Desk) -> None:
     desk.work()
     desk.cut_off_the_head()

@@ -81,7 +81,8 @@ def review(
     signing_key: Key,
     reason: Reason,
     out: Annotated[
-        Path | None, typer.Option("--out", help="File for the decision. Default: standard output.")
+        Path | None,
+        typer.Option("--out", help="File for the decision. Default, and -: standard output."),
     ] = None,
     to: ToSeq = None,
     horizon: Horizon = None,
@@ -112,6 +113,7 @@ def review(
     The document is bound to the thread as it is now; `surefoot resolve` carries it out, once,
     and refuses when the thread has moved.
     """
+    out = None if out == Path("-") else out
     choices: dict[str, Any] = {"to_seq": to, "horizon": horizon, "trusted_keys": trust_key or None}
     choices |= {"slot": slot, "outcome": outcome, "evidence": evidence}
     with opened(
