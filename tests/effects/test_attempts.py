@@ -100,7 +100,13 @@ def test_an_answer_that_says_nothing_is_told(either: Bench, answer: Any, why: st
         before.opened_at,
         before.reason,
     )
-    assert either.saver.effects(pay.thread) == transitions
+    told = either.saver.effects(pay.thread)
+    assert [one for one in told if one.event != "asked"] == transitions
+    assert [(one.answer, one.state, one.newest) for one in told[:4]] == [
+        ("unknown", "in_doubt", False)
+    ] * 4
+    assert all(one.why.startswith(why) for one in told[:4])
+    assert either.saver.effects(pay.thread, limit=3) == told[:3]
     assert all(report.ok for report in either.saver.verify(pay.thread, deep=True))
 
 

@@ -433,6 +433,10 @@ def test_what_a_conflict_proposed_stands_in_the_item(either: Bench) -> None:
     (item,) = either.saver.in_doubt()
     assert item.arguments == {"amount": 70}
     assert item.conflict["arguments"] == {"amount": 71}
+    newest, *older = either.saver.effects(thread_of(config))
+    assert (newest.event, newest.state, newest.differs) == ("conflicted", item.state, ("amount",))
+    assert {one.event for one in older} <= {"started", "noted", "in_doubt"}
+    assert [newest] == either.saver.effects(thread_of(config), limit=1)
 
 
 def test_what_is_settled_is_not_in_doubt(either: Bench) -> None:

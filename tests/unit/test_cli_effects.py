@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from tests.unit.test_cli_orders import AT, Desk, State
 from tests.unit.test_cli_orders import desk as desk  # noqa: PLC0414 - a fixture
 
-from surefoot import EffectCall, SurefootSaver, effect
-from surefoot.cli.showing import one_line, plain
-from surefoot.errors import EffectInDoubt
+from surefoot import EffectCall, SurefootSaver, effect, recorded
+from surefoot.cli.showing import columns, one_line, place, plain, shown_doubt
+from surefoot.errors import EffectConflict, EffectInDoubt
 from surefoot.keys import ENV_KEYS
 from surefoot.rules.decisions import SignedDecision
 from surefoot.rules.envelope import Kind
@@ -34,6 +35,20 @@ def pay(payee: str, amount: int, *, call: EffectCall) -> str:
 @effect(risk="low")
 def mail(to: str) -> None:
     raise ConnectionError
+
+
+def unreachable(_: EffectCall) -> Any:
+    raise ConnectionError
+
+
+@effect(reconcile=unreachable, lookup="strong", compare=["amount"])
+def wire(amount: int) -> None:
+    raise ConnectionError
+
+
+@recorded
+def compose(text: str) -> int:
+    return len(text)
 
 
 def paying(_: State) -> Any:
@@ -90,6 +105,16 @@ def decisions(desk: Desk, thread: str = "inv-771") -> list[SignedDecision]:
         return viewing(saver.core.ports, thread, look)
 
 
+def cells_of(shown: str) -> list[list[str]]:
+    """Cells of a listing, by where its columns begin."""
+    head, *rows = shown.splitlines()
+    starts = [0, *(found.end() for found in re.finditer(r" {2,}", head))]
+    return [
+        [row[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
+        for row in (head, *rows)
+    ]
+
+
 def settled(desk: Desk, outcome: str, *more: str, thread: str = "inv-771") -> Any:
     return desk.run(
         *desk.on("resolve", "--thread", thread, "--outcome", outcome, *desk.signed("looked")),
@@ -139,12 +164,91 @@ def test_effects_of_a_thread_are_its_history(doubtful: Desk) -> None:
     assert [one["state"] for one in found] == [
         *("succeeded", "started", "started", "absent", "in_doubt", "started", "started"),
     ]
+    assert [one["event"] for one in found] == [
+        *("succeeded", "noted", "retried", "decided", "in_doubt", "noted", "started"),
+    ]
     assert [one["source"] for one in found if one["state"] == "absent"] == ["decision"]
     assert {one["key"] for one in found} == {sent[0]}
     assert sent == [sent[0]] * 2
     said = doubtful.good(*doubtful.on("effects", "inv-771", "--limit", "3"))
     assert len(said.splitlines()) == 4
     assert "has no effects" in doubtful.good(*doubtful.on("effects", "quiet"))
+
+
+def test_a_history_says_what_left_an_effect_as_it_was(
+    doubtful: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A note, a conflict and a lookup that settled nothing are no states; nothing is torn."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(EffectConflict):
+        run(doubtful, lambda _: {"n": len(pay("ACME \x1b[31m", 71))}, "inv-771")
+    head, *rows = cells_of(doubtful.good(*doubtful.on("effects", "inv-771")))
+    assert head[:5] == ["seq", "when (UTC)", "what", "effect", "attempt"]
+    assert [row[2] for row in rows] == ["conflict: amount", "in_doubt", "noted", "started"]
+    (item,) = (one for one in in_doubt(doubtful) if one.thread == "inv-771")
+    shown = shown_doubt(item)
+    assert "  proposed   {'payee': 'ACME \\x1b[31m', 'amount': 71}   (by a later call)" in shown
+    assert "  position   node, step 1, attempt 1\n" in shown
+    with pytest.raises(ConnectionError):
+        run(doubtful, lambda _: {"n": wire(7) or 1}, "wire", {"n": 0})
+    with pytest.raises(EffectInDoubt):
+        run(doubtful, lambda _: {"n": wire(7) or 1}, "wire")
+    _, *rows = cells_of(doubtful.good(*doubtful.on("effects", "wire")))
+    assert [row[2] for row in rows] == ["asked: unknown"] * 2 + ["in_doubt", "started"]
+    assert rows[0][6].startswith("the lookup raised ConnectionError")
+
+
+def test_show_says_what_was_asked_read_and_decided(
+    doubtful: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    node = lambda _: {"n": compose("x") + (wire(7) or 1)}
+    with pytest.raises(ConnectionError):
+        run(doubtful, node, "wire", {"n": 0})
+    with pytest.raises(EffectInDoubt):
+        run(doubtful, node, "wire")
+    result = settled(doubtful, "absent", "--evidence", "the bank's list", "--yes", thread="wire")
+    assert result.exit_code == 0, result.output
+    head, *rows = cells_of("\n".join(doubtful.good(*doubtful.on("show", "wire")).splitlines()[1:]))
+    assert head == ["seq", "when (UTC)", "epoch", "what", "details"]
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        said.setdefault(row[3], []).append(row[4])
+    assert said["read.recorded"] == ["compose, read at node, step 1"]
+    assert len(said["effect.asked"]) == 2
+    for one in said["effect.asked"]:
+        assert one.startswith(
+            "wire at node, step 1, attempt 1, asked: unknown (the lookup raised ConnectionError"
+        )
+    assert said["decision.carried_out"] == [
+        "approve: absent of wire, by op-1, reason: looked, evidence: the bank's list"
+    ]
+    (started,) = said["effect.started"]
+    with doubtful.open() as saver:
+        assert started.endswith(f"key {saver.effects('wire')[0].key}"), "in one piece"
+
+
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [
+        ("mail step 1 task ('p', 'mail') call 0", "mail, step 1"),
+        ("a|b step 1.2 task ('p', 'b') call po 7", "a|b, step 1.2, call po 7"),
+        ("x step 3 task y step -1 task t call 2", "x step 3 task y, step -1, call 2"),
+        ("(root) step 0 task  call A1", "operation 'A1' of effect 'once'"),
+        ("as no release writes it", "as no release writes it"),
+    ],
+)
+def test_a_position_as_people_say_it(stored: str, shown: str) -> None:
+    assert place(stored, "once") == shown
+
+
+def test_columns_neither_tear_nor_cut() -> None:
+    long = "k" * 300
+    assert columns(("a", "key", "b"), [("漢", long, ""), ("wide", "\x1b", "z")]).splitlines() == [
+        "a     " + "key".ljust(300) + "  b",
+        "漢    " + long,
+        "wide  " + "\\x1b".ljust(300) + "  z",
+    ]
 
 
 def test_effects_of_a_thread_that_nobody_knows_is_a_misuse(doubtful: Desk) -> None:

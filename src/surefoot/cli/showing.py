@@ -115,17 +115,26 @@ def records_table(thread: str, records: Sequence[EffectRecord]) -> str:
         (
             str(one.seq),
             f"{one.at:%Y-%m-%d %H:%M:%S}",
+            _happened(one),
             f"{one.effect} ({one.receiver})",
-            one.state,
             str(one.attempt),
             one.source,
-            one.error or "",
+            one.why or one.error or "",
             one.slot[:16],
         )
         for one in records
     ]
-    names = ("record", "when", "effect", "state", "attempt", "by", "why", "slot")
+    names = ("seq", "when (UTC)", "what", "effect", "attempt", "by", "why", "slot")
     return columns(names, rows)
+
+
+def _happened(one: EffectRecord) -> str:
+    """What it became, or what happened while it stayed as it was."""
+    if one.event == "asked":
+        return f"asked: {one.answer}"
+    if one.event == "conflicted":
+        return f"conflict: {', '.join(one.differs)}" if one.differs else "conflict"
+    return "noted" if one.event == "noted" else one.state
 
 
 def shown_doubt(item: InDoubt) -> str:
@@ -135,7 +144,7 @@ def shown_doubt(item: InDoubt) -> str:
     if item.effect:
         opened = "" if item.opened_at is None else f"{item.opened_at:%Y-%m-%d %H:%M:%S} UTC, "
         lines += [
-            f"  position   {item.position}, attempt {item.attempt}",
+            f"  position   {place(item.position, item.effect)}, attempt {item.attempt}",
             f"  opened     {opened}{_span(item.age_s)} ago",
             f"  risk       {item.risk}{_deadline(item)}",
             f"  key        {item.key}   (look for it at the receiver)",
@@ -155,16 +164,26 @@ def _of_some(item: InDoubt) -> list[str]:
     """What only some doubts have."""
     lines = []
     if item.conflict is not None or "conflict" in item.unshown:
-        lines.append(f"  proposed   {_value(item, 'conflict')}   (by a later call)")
+        lines.append(f"  proposed   {_proposed(item)}   (by a later call)")
     if item.operation:
         lines.append(f"  operation  {item.operation!r}, called by thread {item.caller!r}")
     return lines
 
 
+def _proposed(item: InDoubt) -> str:
+    """The arguments of a later call; its fingerprint tells a person nothing."""
+    if "conflict" in item.unshown or not isinstance(item.conflict, Mapping):
+        return _value(item, "conflict")
+    return _shortened(item.conflict.get("arguments"))
+
+
 def _value(item: InDoubt, name: str) -> str:
     if name in item.unshown:
         return "is stored, but of a type that cannot be loaded here (see allowed_types=)"
-    value = getattr(item, name)
+    return _shortened(getattr(item, name))
+
+
+def _shortened(value: Any) -> str:
     if value is None:
         return "none"
     text = repr(plain(value))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from itertools import pairwise
 from typing import Any
 
 from surefoot.errors import MarkCorrupt, NotLoadable, Refused, SurefootError
@@ -28,8 +29,9 @@ from surefoot.rules.doubts import (
     decide_order,
     is_open,
 )
-from surefoot.rules.effects import Receiver, decide_never_sent
+from surefoot.rules.effects import Receiver, decide_match, decide_never_sent
 from surefoot.rules.envelope import Kind, Link, RecordHead
+from surefoot.rules.events import Before, RecordFacts, decide_event
 from surefoot.rules.intents import LEFT_OPEN, unpack_intents
 from surefoot.rules.lease import decide_holder_dead
 
@@ -109,7 +111,7 @@ class InDoubt:
 
 @dataclass(frozen=True, slots=True)
 class EffectRecord:
-    """One transition of one effect, as the journal holds it.
+    """One record of one effect, as the journal holds it.
 
     Attributes:
         seq: Number of the record.
@@ -125,6 +127,11 @@ class EffectRecord:
         error: What went wrong, or why it was decided so.
         risk: As declared.
         newest: No later record of the slot stands above it.
+        event: What happened, as in the trail: ``started``, ``noted``, ``conflicted``, ``asked`` …;
+            of a note, a conflict and an answer that settled nothing, ``state`` is what it stays.
+        differs: Of a conflict: names of the arguments that differ, where they can be loaded here.
+        answer: Of ``asked``: ``absent`` or ``unknown``.
+        why: Of ``asked``: why that settled nothing.
     """
 
     seq: int
@@ -140,6 +147,10 @@ class EffectRecord:
     error: str | None
     risk: str
     newest: bool
+    event: str = ""
+    differs: tuple[str, ...] = ()
+    answer: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,33 +440,92 @@ def numbers_of(ports: Ports, doubts: Sequence[InDoubt]) -> EffectNumbers:
     )
 
 
-def history(ports: Ports, thread: str, *, limit: int | None) -> list[EffectRecord]:
-    """Every transition of a thread's effects that its chain holds, newest first.
+def history(
+    ports: Ports, serde: Serializer, thread: str, *, limit: int | None
+) -> list[EffectRecord]:
+    """Everything that a thread's effects went through, as its chain holds it, newest first.
 
     Raises:
         Refused: The thread does not verify.
+        UnknownEvent: A record says something that this release does not know.
     """
 
     def look(chain: Chain | None) -> list[EffectRecord]:
         if chain is None:
             return []
-        heads = [r for records in _effect_records(chain)[0].values() for r in records]
-        heads.sort(key=lambda r: r.link.seq, reverse=True)
+        by_subject, _ = _effect_records(chain)
+        older = {
+            newer.link.seq: below
+            for records in by_subject.values()
+            for newer, below in pairwise(sorted(records, key=_seq, reverse=True))
+        }
+        heads = sorted((r for records in by_subject.values() for r in records), key=_seq)[::-1]
+        heads = heads[:limit]
         told: set[bytes] = set()
         out: list[EffectRecord] = []
-        size = min(limit or _PAGE, _PAGE)
-        for page in range(0, len(heads), size):
-            for record in chain.with_bodies(heads[page : page + size]):
-                body = effect_of(thread, record)
-                if body.only_asked:
-                    continue
-                if len(out) == limit:
-                    return out
-                out.append(_record_of(record, body, newest=body.slot not in told))
-                told.add(body.slot)
+        for page in range(0, len(heads), _PAGE):
+            out += _told(ports, serde, chain, heads[page : page + _PAGE], older, told)
         return out
 
     return viewing(ports, thread, look)
+
+
+def _seq(record: RecordHead) -> int:
+    return record.link.seq
+
+
+def _told(
+    ports: Ports,
+    serde: Serializer,
+    chain: Chain,
+    page: Sequence[RecordHead],
+    older: Mapping[int, RecordHead],
+    told: set[bytes],
+) -> Iterator[EffectRecord]:
+    """What a page of records says; each is judged by the one below it of the same effect."""
+    thread = chain.identity.thread
+    wanted = {r.link.seq: r for r in (*page, *(older[_seq(r)] for r in page if _seq(r) in older))}
+    full = chain.with_bodies(sorted(wanted.values(), key=_seq, reverse=True))
+    bodies = {_seq(record): effect_of(thread, record) for record in full}
+    loader = loader_for(ports, chain, serde)
+    conflicts = [b for b in bodies.values() if b.conflict is not None]
+    loader.fetch([t for b in conflicts for t in (b.conflict, b.arguments) if t is not None])
+    for record in page:
+        body = bodies[_seq(record)]
+        below = older.get(_seq(record))
+        event = _event_of(record, body, None if below is None else bodies[_seq(below)])
+        differs = _differing(loader, body) if event == "conflicted" else ()
+        newest = not body.only_asked and body.slot not in told
+        yield replace(_record_of(record, body, newest=newest), event=event, differs=differs)
+        if not body.only_asked:
+            told.add(body.slot)
+
+
+def _event_of(record: RecordHead, body: EffectBody, below: EffectBody | None) -> str:
+    """What the trail says of it, by the same judgement."""
+    facts = RecordFacts(_seq(record), record.epoch, record.link.digest, record.kind, body)
+    before = Before(record.epoch)
+    if below is not None and below.slot == body.slot:
+        before = Before(record.epoch, state=below.state, attempt=below.attempt)
+    (event,) = decide_event(facts, before)
+    return event.kind.rpartition(".")[2]
+
+
+def _differing(loader: Loader, body: EffectBody) -> tuple[str, ...]:
+    """Names of the arguments that a later call gave another value."""
+    if body.conflict is None or body.arguments is None:
+        return ()
+    try:
+        before, now = loader.load(body.arguments), loader.load(body.conflict)["arguments"]
+    except NotLoadable:  # of a type that only the workers know
+        return ()
+    return tuple(
+        name
+        for name in sorted(before.keys() | now.keys())
+        if name not in before
+        or name not in now
+        or decide_match([name], {name: now[name]}, before) is not None
+    )
 
 
 def _record_of(record: RecordHead, body: EffectBody, *, newest: bool) -> EffectRecord:
@@ -468,9 +538,11 @@ def _record_of(record: RecordHead, body: EffectBody, *, newest: bool) -> EffectR
         receiver=body.receiver,
         attempt=body.attempt,
         position=body.position,
-        at=_time(body.at_us),
+        at=_time(body.asked_us or body.at_us),
         source=body.source,
         error=body.error,
         risk=body.risk or _NORMAL,
         newest=newest,
+        answer=body.answer if body.only_asked else "",
+        why=body.why if body.only_asked else "",
     )

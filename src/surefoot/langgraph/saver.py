@@ -917,7 +917,9 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         return await self.core.offload.run(self.in_doubt, thread=thread, limit=limit)
 
     def effects(self, thread_id: str, *, limit: int | None = None) -> Sequence[EffectRecord]:
-        """Every recorded transition of a thread's effects, newest first. Takes no lease.
+        """Everything that a thread's effects went through, newest first. Takes no lease.
+
+        Also what left an effect as it was: notes, conflicts, lookups that settled nothing.
 
         Args:
             thread_id: The thread.
@@ -930,7 +932,7 @@ class SurefootSaver(BaseCheckpointSaver[Any]):
         self.core.check_durability()
         _check_limit(limit)
         thread = host.thread_id(thread_id, field="thread_id")
-        return doubts.history(self.core.ports, thread, limit=limit)
+        return doubts.history(self.core.ports, self.serde, thread, limit=limit)
 
     async def aeffects(self, thread_id: str, *, limit: int | None = None) -> Sequence[EffectRecord]:
         """Async twin of `effects`."""
