@@ -42,7 +42,7 @@ def unreachable(_: EffectCall) -> Any:
 
 
 @effect(reconcile=unreachable, lookup="strong", compare=["amount"])
-def wire(amount: int) -> None:
+def wire(amount: int) -> int:
     raise ConnectionError
 
 
@@ -190,9 +190,9 @@ def test_a_history_says_what_left_an_effect_as_it_was(
     assert "  proposed   {'payee': 'ACME \\x1b[31m', 'amount': 71}   (by a later call)" in shown
     assert "  position   node, step 1, attempt 1\n" in shown
     with pytest.raises(ConnectionError):
-        run(doubtful, lambda _: {"n": wire(7) or 1}, "wire", {"n": 0})
+        run(doubtful, lambda _: {"n": wire(7)}, "wire", {"n": 0})
     with pytest.raises(EffectInDoubt):
-        run(doubtful, lambda _: {"n": wire(7) or 1}, "wire")
+        run(doubtful, lambda _: {"n": wire(7)}, "wire")
     _, *rows = cells_of(doubtful.good(*doubtful.on("effects", "wire")))
     assert [row[2] for row in rows] == ["asked: unknown"] * 2 + ["in_doubt", "started"]
     assert rows[0][6].startswith("the lookup raised ConnectionError")
@@ -202,7 +202,7 @@ def test_show_says_what_was_asked_read_and_decided(
     doubtful: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    node = lambda _: {"n": compose("x") + (wire(7) or 1)}
+    node = lambda _: {"n": compose("x") + wire(7)}
     with pytest.raises(ConnectionError):
         run(doubtful, node, "wire", {"n": 0})
     with pytest.raises(EffectInDoubt):
