@@ -195,6 +195,7 @@ def test_a_history_says_what_left_an_effect_as_it_was(
         run(doubtful, lambda _: {"n": wire(7)}, "wire")
     _, *rows = cells_of(doubtful.good(*doubtful.on("effects", "wire")))
     assert [row[2] for row in rows] == ["asked: unknown"] * 2 + ["in_doubt", "started"]
+    assert rows[0][5] == "lookup"
     assert rows[0][6].startswith("the lookup raised ConnectionError")
 
 
@@ -226,6 +227,22 @@ def test_show_says_what_was_asked_read_and_decided(
     (started,) = said["effect.started"]
     with doubtful.open() as saver:
         assert started.endswith(f"key {saver.effects('wire')[0].key}"), "in one piece"
+
+
+def test_an_operation_is_named_instead_of_a_place(doubtful: Desk) -> None:
+    @effect(name="once", operation_id="invoice")
+    def once(invoice: str) -> int:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        run(doubtful, lambda _: {"n": compose("x") + once("A1")}, "op", {"n": 0})
+    (item,) = (one for one in in_doubt(doubtful) if one.operation)
+    assert "  position   operation 'A1' of effect 'once', attempt 1\n" in shown_doubt(item)
+    shown = doubtful.good(*doubtful.on("show", item.thread))
+    assert "  operation 'A1' of effect 'once', attempt 1, class N" in shown
+    assert "(root)" not in shown
+    _, read = cells_of(doubtful.good(*doubtful.on("effects", "op")))
+    assert read[2:4] == ["read", "compose (R)"]
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,15 @@ def test_what_is_stored_never_steers_the_terminal(place: Place) -> None:
     assert "\x1b" not in place.show("odd\x1b[2J").stdout
 
 
+def test_nothing_is_cut_off_in_a_pipe(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = "x" * 5_000
+    with place.open() as saver:
+        saver.record("inv-771", "long", long)
+    last = lines_of(place.show("inv-771"))[-1]
+    assert last.endswith(f' long "{long}"')
+
+
 def test_more_or_less_of_it(place: Place) -> None:
     plain = lines_of(place.show("inv-771"))[2:]
     whole = lines_of(place.show("inv-771", "--all"))[2:]

@@ -118,7 +118,7 @@ def records_table(thread: str, records: Sequence[EffectRecord]) -> str:
             _happened(one),
             f"{one.effect} ({one.receiver})",
             str(one.attempt),
-            one.source,
+            "lookup" if one.event == "asked" else one.source,
             one.why or one.error or "",
             one.slot[:16],
         )
@@ -134,6 +134,8 @@ def _happened(one: EffectRecord) -> str:
         return f"asked: {one.answer}"
     if one.event == "conflicted":
         return f"conflict: {', '.join(one.differs)}" if one.differs else "conflict"
+    if one.event == "recorded":
+        return "read"
     return "noted" if one.event == "noted" else one.state
 
 

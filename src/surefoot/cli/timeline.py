@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
@@ -231,7 +232,9 @@ def _epoch(facts: Any) -> str:
 def _effect(event: Event) -> str:
     facts = event.facts
     where = place(facts["position"], facts["effect"])
-    parts = [f"{facts['effect']} at {where}", f"attempt {facts['attempt']}"]
+    # An operation's place names its effect.
+    what = where if facts.get("operation") else f"{facts['effect']} at {where}"
+    parts = [what, f"attempt {facts['attempt']}"]
     if event.kind.endswith(".asked"):
         why = f" ({facts['why']})" if facts.get("why") else ""
         parts.append(f"asked: {facts['answer']}{why}")
@@ -266,4 +269,6 @@ def _short(value: Any) -> str:
     if value is None:
         return ""
     text = json.dumps(_plain(value), ensure_ascii=True)
-    return text if len(text) <= _WIDE else f"{text[:_WIDE]}…"
+    if len(text) <= _WIDE or not sys.stdout.isatty():
+        return text  # another program gets all of it
+    return f"{text[:_WIDE]}…"
