@@ -152,12 +152,14 @@ def tools(pay: Pay) -> Graph:
 def retried(pay: Pay) -> Graph:
     """Every node is tried again: nothing was sent, an answer was lost, the node failed behind.
 
-    In each process anew, so that a crash between two tries meets both.
+    In each process anew, so that a crash between two tries meets both. A tool whose outcome is
+    not proven stops the run instead of being tried again in place, so there nothing is lost.
     """
+    lost = "not sent" if pay.form == "tool" else "answer lost"
     pay.trouble = {
         "k-unsent": "not sent",
-        "k-lost": "answer lost",
-        "l-lost": "answer lost",
+        "k-lost": lost,
+        "l-lost": lost,
         "n-unsent": "not sent",
     }
     graph = StateGraph(State)
