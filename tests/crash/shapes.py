@@ -152,14 +152,13 @@ def tools(pay: Pay) -> Graph:
 def retried(pay: Pay) -> Graph:
     """Every node is tried again: nothing was sent, an answer was lost, the node failed behind.
 
-    In each process anew, so that a crash between two tries meets both. A tool whose outcome is
-    not proven stops the run instead of being tried again in place, so there nothing is lost.
+    In each process anew, so that a crash between two tries meets both. Not as tools: one whose
+    outcome is not proven stops the run instead of being tried again in place.
     """
-    lost = "not sent" if pay.form == "tool" else "answer lost"
     pay.trouble = {
         "k-unsent": "not sent",
-        "k-lost": lost,
-        "l-lost": lost,
+        "k-lost": "answer lost",
+        "l-lost": "answer lost",
         "n-unsent": "not sent",
     }
     graph = StateGraph(State)
@@ -353,7 +352,7 @@ SHAPES: Sequence[Workload] = (
             ("L", "behind"): 1,
             ("N", "n-unsent"): 1,
         },
-        forms=ALL_FORMS,
+        forms=("function", "node"),
     ),
     Workload(
         "update",
