@@ -271,9 +271,9 @@ _NAMED: Mapping[str, Any] = {
     "due_us": (_INT, type(None)),
     **dict.fromkeys(("step", "idx", "attempt", "at_us", "since_us", "asked_us"), _INT),
     **dict.fromkeys(("root", "task", "operation", "caller", "answer", "why"), _TEXT),
-    **dict.fromkeys(("adopted", "compensates"), _RAW),
+    **dict.fromkeys(("adopted", "compensates", "within"), _RAW),
     **dict.fromkeys(("branch", "slot", "fingerprint", "family"), _RAW),
-    **dict.fromkeys(("born", "replaces", "cuts"), _FLAG),
+    **dict.fromkeys(("born", "replaces", "cuts", "ended"), _FLAG),
     **dict.fromkeys(("skeleton", "metadata", "value"), Typed),
     **dict.fromkeys(
         ("arguments", "result", "receipt", "evidence", "conflict"), (Typed, type(None))

@@ -320,16 +320,10 @@ def _require_retryable(session: Session, held: EffectBody) -> None:
     Raises:
         NotSent: As it did then.
     """
-    at = session.effect_at.get(held.slot, 0)
-    passed = any(
-        session.effect_at.get(other.slot, 0) > at and not _nothing_happened(session, other)
-        for other in session.effects.values()
-        if other.slot != held.slot and _execution_of(other) == _execution_of(held)
-    )
     facts = FailureFacts(
         not_sent=(held.error or "").split(" ")[0] == NotSent.__name__,
         ended=held.ended,
-        passed=passed,
+        passed=_is_passed(session, held),
     )
     if decide_failure_stands(facts):
         again = NotSent(
@@ -340,6 +334,16 @@ def _require_retryable(session: Session, held: EffectBody) -> None:
         raise again
 
 
+def _is_passed(session: Session, held: EffectBody) -> bool:
+    """Whether a later effect of the same execution of a task happened, or may have."""
+    at = session.effect_at.get(held.slot, 0)
+    return any(
+        session.effect_at.get(other.slot, 0) > at and not _nothing_happened(session, other)
+        for other in session.effects.values()
+        if other.slot != held.slot and _execution_of(other) == _execution_of(held)
+    )
+
+
 def _execution_of(body: EffectBody) -> tuple[str, str, str]:
     """What the calls of one execution of a task share."""
     return body.namespace, body.task, body.position.rpartition(" call ")[0]
@@ -348,7 +352,8 @@ def _execution_of(body: EffectBody) -> tuple[str, str, str]:
 def task_ended(ports: Ports, session: Session, error: object) -> None:
     """Notes that a task ended in an error: a proven failure that it stems from was not caught.
 
-    So the call may be made again, whatever else happened in the same task beside it.
+    So the call may be made again, whatever else happened in the same task beside it. Where nothing
+    did, there is nothing to note.
 
     Raises:
         Fenced: Another worker has the thread.
@@ -359,7 +364,8 @@ def task_ended(ports: Ports, session: Session, error: object) -> None:
         slots = {slot for failure, slot in session.failures if id(failure) in causes}
         for slot in slots:
             held = session.effects.get(slot)
-            if held is not None and held.state == "failed" and not held.ended:
+            failed = held is not None and held.state == "failed" and not held.ended
+            if held is not None and failed and _is_passed(session, held):
                 _record(ports, session, replace(held, ended=True))
 
 
