@@ -491,7 +491,7 @@ def test_an_error_of_the_database_is_the_callers(
 
 @contextmanager
 def lost_commits(place: Place) -> Iterator[None]:
-    """COMMIT is sent and gets no answer: a broken disk, or a server process that dies in it."""
+    """Gets no answer once all is sent: a broken disk, or a server process that dies of it."""
     if place.dialect == "sqlite":
         taken = sqlite._Connections.take
         with pytest.MonkeyPatch.context() as patched:
@@ -505,11 +505,11 @@ def lost_commits(place: Place) -> Iterator[None]:
         "$$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$"
     )
     place.execute(
-        "CREATE CONSTRAINT TRIGGER dying AFTER INSERT ON book DEFERRABLE INITIALLY DEFERRED "
-        "FOR EACH ROW EXECUTE FUNCTION die()"
+        "CREATE CONSTRAINT TRIGGER dying AFTER INSERT ON surefoot_frame DEFERRABLE "
+        "INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION die()"
     )
     yield
-    place.execute("DROP TRIGGER dying ON book")
+    place.execute("DROP TRIGGER dying ON surefoot_frame")
 
 
 def test_a_lost_reply_of_the_commit_is_an_unknown_outcome(
