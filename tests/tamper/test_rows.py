@@ -80,7 +80,7 @@ def test_case_43_the_store_put_back_to_each_earlier_state(campaign: Campaign) ->
 @backends
 def test_case_43_prefixes_and_subsets_of_the_store(campaign: Campaign) -> None:
     step = 7 if campaign.content.postgres else 4
-    report = judged(campaign, structure.subsets(campaign, seed=1, count=60, step=step))
+    report = judged(campaign, structure.subsets(campaign, seed=1, count=80, step=step))
     assert report.edits["subset"] > 15
     assert report.edits["prefix"] > 5
     assert report.refused.total() > report.edits.total()
