@@ -232,12 +232,11 @@ def _leaving(
     if not left and not news and not at_hand:
         return Leaving(folds, (*folds, *gone), None, stored)
     before = _loose_at(ports, session, serde, parent)
-    origins = {found.body.origin for found in left} | undone(session)
+    nobodys = undone(session)
+    origins = {found.body.origin for found in left} | nobodys
     loose = [found for found in before if found.body.origin not in origins]
     loose += [
-        found
-        for found in left
-        if may_adopt(_facts(found)) and found.body.origin not in undone(session)
+        found for found in left if may_adopt(_facts(found)) and found.body.origin not in nobodys
     ]
     if not left and not session.loose_moved and loose == before:
         return Leaving(folds, (*folds, *gone), before, stored)
